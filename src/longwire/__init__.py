@@ -1,0 +1,1 @@
+"""Longwire: a ggml device at the far end of a network cable."""

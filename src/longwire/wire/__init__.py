@@ -1,0 +1,1 @@
+"""Bytes to messages and back: no sockets, no ggml, no threads, no clock."""

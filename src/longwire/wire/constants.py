@@ -1,0 +1,79 @@
+"""Command numbers, sizes and limits; each limit with its reason.
+
+The numbers are those of llama.cpp's `ggml-rpc.cpp` (protocols 7.0.0 and 8.0.0).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+__all__ = [
+    "CAPS_SIZE",
+    "Command",
+    "DEFAULT_PORT",
+    "GRAPH_CACHE_MAX",
+    "HASH_THRESHOLD",
+    "MAX_GRAPH_NODES",
+    "MAX_GRAPH_TENSORS",
+    "NO_LIMIT",
+    "OP_COUNT",
+    "POINTER_OPS",
+    "U32_MAX",
+    "U64_MAX",
+]
+
+DEFAULT_PORT = 50052
+"""The C++ server's default (`tools/rpc/rpc-server.cpp`)."""
+
+CAPS_SIZE = 24
+"""Transport capabilities in HELLO; all zero means plain TCP."""
+
+GRAPH_CACHE_MAX = 1024
+"""Graphs a protocol 8 server keeps per device; both sides clear by this rule."""
+
+HASH_THRESHOLD = 10 * 1024 * 1024
+"""Weights strictly larger than this are asked for by hash before they are sent."""
+
+U32_MAX = 0xFFFF_FFFF
+U64_MAX = 0xFFFF_FFFF_FFFF_FFFF
+NO_LIMIT = U64_MAX
+"""GET_MAX_SIZE's way to say that a buffer may have any size."""
+
+MAX_GRAPH_NODES = 1 << 17
+MAX_GRAPH_TENSORS = 1 << 18
+"""llama.cpp's largest graphs hold some ten thousand nodes; ten times that
+leaves room, and keeps the largest GRAPH_COMPUTE below 80 MiB."""
+
+OP_COUNT = 101
+"""`GGML_OP_COUNT` of protocols 7.0.0 and 8.0.0."""
+
+POINTER_OPS = frozenset({92, 93, 94, 95})
+"""MAP_CUSTOM1..3 and CUSTOM: their op_params hold a function pointer."""
+
+
+class Command(IntEnum):
+    """A request's first byte. 0x80 and up are kept for the LX dialect."""
+
+    ALLOC_BUFFER = 0x00
+    GET_ALIGNMENT = 0x01
+    GET_MAX_SIZE = 0x02
+    BUFFER_GET_BASE = 0x03
+    FREE_BUFFER = 0x04
+    BUFFER_CLEAR = 0x05
+    SET_TENSOR = 0x06
+    SET_TENSOR_HASH = 0x07
+    GET_TENSOR = 0x08
+    COPY_TENSOR = 0x09
+    GRAPH_COMPUTE = 0x0A
+    GET_DEVICE_MEMORY = 0x0B
+    INIT_TENSOR = 0x0C
+    GET_ALLOC_SIZE = 0x0D
+    HELLO = 0x0E
+    DEVICE_COUNT = 0x0F
+    GRAPH_RECOMPUTE = 0x10
+    MEMSET_TENSOR = 0x11
+    SET_TENSOR_2D = 0x12
+    GET_TENSOR_2D = 0x13
+    COMM_INIT = 0x14
+    COMM_ALLREDUCE = 0x15
+    COMM_FREE = 0x16

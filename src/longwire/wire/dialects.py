@@ -1,0 +1,111 @@
+"""Dialects as tables: which commands, which sizes, which answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from longwire.wire.constants import (
+    MAX_GRAPH_NODES,
+    MAX_GRAPH_TENSORS,
+    U64_MAX,
+    Command,
+)
+from longwire.wire.tensors import TENSOR_SIZE
+
+__all__ = ["DIALECTS", "Dialect", "Shape", "V7", "V8"]
+
+ANY = -1
+"""An answer whose size follows from the request (GET_TENSOR)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of one command's request and answer, in bytes."""
+
+    least: int
+    most: int
+    answer: int | None
+    """None: the command is posted and never answered. `ANY`: as requested."""
+    drains: bool = False
+    """Protocol 8 servers finish all running graphs before this command acts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One protocol version."""
+
+    major: int
+    minor: int
+    patch: int
+    shapes: Mapping[int, Shape]
+    graph_uid: bool
+    """Graphs carry a uid and are kept by it (protocol 8)."""
+
+    @property
+    def version(self) -> str:
+        return f"{self.major}.{self.minor}.{self.patch}"
+
+    def has(self, command: Command) -> bool:
+        """Whether this dialect knows the command."""
+        return command in self.shapes
+
+
+def _fixed(size: int, answer: int | None, drains: bool = False) -> Shape:
+    return Shape(size, size, answer, drains)
+
+
+_GRAPH_BODY = 8 * MAX_GRAPH_NODES + TENSOR_SIZE * MAX_GRAPH_TENSORS
+_T = TENSOR_SIZE
+_C = Command
+
+_COMMON: dict[int, Shape] = {
+    _C.ALLOC_BUFFER: _fixed(12, 16),
+    _C.GET_ALIGNMENT: _fixed(4, 8),
+    _C.GET_MAX_SIZE: _fixed(4, 8),
+    _C.BUFFER_GET_BASE: _fixed(8, 8),
+    _C.FREE_BUFFER: _fixed(8, None, drains=True),
+    _C.BUFFER_CLEAR: _fixed(9, None, drains=True),
+    _C.SET_TENSOR: Shape(_T + 9, U64_MAX, None, drains=True),
+    _C.SET_TENSOR_HASH: _fixed(_T + 16, 1, drains=True),
+    _C.GET_TENSOR: _fixed(_T + 16, ANY, drains=True),
+    _C.COPY_TENSOR: _fixed(2 * _T, 1, drains=True),
+    _C.GET_DEVICE_MEMORY: _fixed(4, 16),
+    _C.INIT_TENSOR: _fixed(_T, None, drains=True),
+    _C.GET_ALLOC_SIZE: _fixed(4 + 11 * _T, 8),
+    _C.HELLO: _fixed(24, 28),
+    _C.DEVICE_COUNT: _fixed(0, 4),
+    _C.MEMSET_TENSOR: _fixed(_T + 17, None, drains=True),
+}
+
+V7 = Dialect(
+    major=7,
+    minor=0,
+    patch=0,
+    shapes={
+        **_COMMON,
+        _C.GRAPH_COMPUTE: Shape(8, 12 + _GRAPH_BODY, None),
+        _C.GRAPH_RECOMPUTE: _fixed(4, None),
+    },
+    graph_uid=False,
+)
+
+V8 = Dialect(
+    major=8,
+    minor=0,
+    patch=0,
+    shapes={
+        **_COMMON,
+        _C.GRAPH_COMPUTE: Shape(16, 20 + _GRAPH_BODY, None),
+        _C.GRAPH_RECOMPUTE: _fixed(12, None),
+        _C.SET_TENSOR_2D: Shape(_T + 32, U64_MAX, None, drains=True),
+        _C.GET_TENSOR_2D: _fixed(_T + 32, ANY, drains=True),
+        _C.COMM_INIT: _fixed(80, 1),
+        _C.COMM_ALLREDUCE: _fixed(4 + _T, None),
+        _C.COMM_FREE: _fixed(4, None),
+    },
+    graph_uid=True,
+)
+
+DIALECTS = {7: V7, 8: V8}
+"""By major version, which is all that `serve --protocol` and HELLO choose by."""
