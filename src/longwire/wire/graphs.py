@@ -41,9 +41,9 @@ class Graph(NamedTuple):
             head = _HEAD_PLAIN.pack(self.device, n)
         return [
             head,
-            memoryview(self.nodes).cast("B"),
+            self.nodes.data.cast("B"),
             U32.pack(len(self.tensors)),
-            memoryview(self.tensors.view(np.uint8)),
+            self.tensors.view(np.uint8).data,
         ]
 
     @classmethod

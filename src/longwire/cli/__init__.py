@@ -1,0 +1,1 @@
+"""The longwire command: one file per subcommand."""

@@ -1,0 +1,1 @@
+"""Devices of another machine, as ggml sees them."""

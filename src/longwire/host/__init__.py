@@ -1,0 +1,1 @@
+"""llama.cpp as the program that uses devices: models, contexts, sampling."""

@@ -1,0 +1,46 @@
+"""Native memory by address, for code that may not know ctypes.
+
+An address here always comes from the engine library, never from the wire.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["address_of", "array_at", "copy", "fill", "read", "read_i32", "view"]
+
+read = C.string_at
+"""`read(address, size)`: a copy of `size` bytes."""
+
+copy = C.memmove
+"""`copy(to_address, from_address_or_bytes, size)`."""
+
+fill = C.memset
+"""`fill(address, value, size)`."""
+
+_POINTER = C.POINTER(C.c_char)
+
+
+def view(address: int, size: int) -> memoryview:
+    """The `size` bytes at `address` as a writable view; the caller keeps them alive."""
+    return memoryview((C.c_char * size).from_address(address)).cast("B")
+
+
+def read_i32(address: int) -> int:
+    """The 32-bit integer at `address`."""
+    return C.c_int32.from_address(address).value
+
+
+def array_at(address: int, count: int, dtype: str) -> npt.NDArray[Any]:
+    """`count` elements of `dtype` at `address`, not copied."""
+    size = count * np.dtype(dtype).itemsize
+    return np.frombuffer((C.c_char * size).from_address(address), dtype)
+
+
+def address_of(data: memoryview) -> int:
+    """Where a non-empty contiguous buffer lies; the caller keeps it alive."""
+    return int(np.frombuffer(data, np.uint8).ctypes.data)

@@ -1,0 +1,332 @@
+"""The other half of ggml: C calls in, Python devices answer.
+
+The life of one call: libllama calls `ggml_backend_tensor_set`; ggml finds the
+tensor's buffer and jumps through its `set_tensor` slot; the slot is a thunk
+made here; the thunk looks the buffer's address up and calls `set_tensor` of
+the Python object that owns it. An exception on the way is handed to the
+device's `failed`, and C gets the slot's failure value: nothing is ever raised
+through C.
+
+Everything C keeps a pointer to (tables, names, thunks) lives as long as the
+process, because ggml never forgets a device.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from longwire.native import abi
+from longwire.native.engine import NativeEngine
+
+__all__ = ["DevicePlugin", "HostBuffer", "HostDevice", "Registry"]
+
+_USAGE = abi.Buffer.usage.offset
+
+
+class HostBuffer(Protocol):
+    """A buffer as ggml drives it. Tensors and data are native addresses."""
+
+    device: HostDevice
+    address: int
+    """Of the `ggml_backend_buffer` that stands for this one."""
+
+    def free(self) -> None: ...
+    def base(self) -> int: ...
+    def init_tensor(self, tensor: int) -> bool: ...
+    def memset_tensor(
+        self, tensor: int, value: int, offset: int, size: int
+    ) -> None: ...
+    def set_tensor(self, tensor: int, data: int, offset: int, size: int) -> None: ...
+    def get_tensor(self, tensor: int, data: int, offset: int, size: int) -> None: ...
+    def set_tensor_2d(
+        self,
+        tensor: int,
+        data: int,
+        offset: int,
+        size: int,
+        n_copies: int,
+        stride_tensor: int,
+        stride_data: int,
+    ) -> None: ...
+    def get_tensor_2d(
+        self,
+        tensor: int,
+        data: int,
+        offset: int,
+        size: int,
+        n_copies: int,
+        stride_tensor: int,
+        stride_data: int,
+    ) -> None: ...
+    def cpy_tensor(self, src: int, dst: int) -> bool: ...
+    def clear(self, value: int) -> None: ...
+
+
+class HostDevice(Protocol):
+    """A device as ggml drives it."""
+
+    name: str
+    description: str
+
+    def memory(self) -> tuple[int, int]: ...
+    def alignment(self) -> int: ...
+    def max_size(self) -> int: ...
+    def alloc_size(self, tensor: int) -> int: ...
+    def alloc_buffer(self, size: int) -> tuple[HostBuffer, int] | None:
+        """A new buffer and its true size, or None when there is no memory."""
+
+    def supports_op(self, op: int) -> bool: ...
+    def set_tensor_async(
+        self, tensor: int, data: int, offset: int, size: int
+    ) -> None: ...
+    def get_tensor_async(
+        self, tensor: int, data: int, offset: int, size: int
+    ) -> None: ...
+    def cpy_tensor_async(self, src: int, dst: int) -> bool: ...
+    def synchronize(self) -> None: ...
+    def graph_compute(self, graph: int) -> bool: ...
+    def failed(self, error: BaseException) -> None: ...
+
+
+class Registry:
+    """A ggml registry named RPC, and the devices under it.
+
+    libllama gives devices of a registry with that name the place of remote
+    devices in its device order.
+    """
+
+    def __init__(self, engine: NativeEngine) -> None:
+        self.engine = engine
+        self.plugins: list[DevicePlugin] = []
+        self._name = C.c_char_p(b"RPC")
+        self._struct = abi.Reg(api_version=engine.profile.api_version)
+        self.address = C.addressof(self._struct)
+        slots: dict[str, Callable[..., Any]] = {
+            "get_name": lambda reg: C.cast(self._name, abi.P).value,
+            "get_device_count": lambda reg: len(self.plugins),
+            "get_device": lambda reg, i: self.plugins[i].address,
+            "get_proc_address": lambda reg, name: None,
+        }
+        _install(self._struct, abi.REG_I, slots, _raise)
+
+    def add(self, device: HostDevice) -> DevicePlugin:
+        """Give a device its native face under this registry."""
+        plugin = DevicePlugin(self, device)
+        self.plugins.append(plugin)
+        return plugin
+
+    def register(self) -> None:
+        """Show the devices to everything that lists ggml's devices; for good."""
+        self.engine.library.ggml_backend_register(self.address)
+
+
+class DevicePlugin:
+    """The native face of one device: its tables, and its live buffers."""
+
+    def __init__(self, registry: Registry, device: HostDevice) -> None:
+        self.device = device
+        self.buffers: dict[int, HostBuffer] = {}
+        """By address of the `ggml_backend_buffer`."""
+        self._library = registry.engine.library
+        self._name = C.create_string_buffer(device.name.encode())
+        self._description = C.create_string_buffer(device.description.encode())
+        self._guid = C.create_string_buffer(_GUID, 16)
+        self._backends: dict[int, abi.Backend] = {}
+        self._events: dict[int, abi.Event] = {}
+
+        self._struct = abi.Device(reg=registry.address)
+        self.address = C.addressof(self._struct)
+        self._buffer_type = registry.engine.profile.buffer_type(device=self.address)
+        self.buffer_type = C.addressof(self._buffer_type)
+        self._buffer_interface = abi.BufferInterface()
+        self._backend_template = abi.Backend(
+            guid=C.addressof(self._guid), device=self.address
+        )
+        fail = device.failed
+        _install(self._struct, abi.DEVICE_I, self._device_slots(), fail)
+        _install(self._buffer_type, abi.BUFT_I, self._buffer_type_slots(), fail)
+        _install(self._buffer_interface, abi.BUFFER_I, self._buffer_slots(), fail)
+        _install(self._backend_template, abi.BACKEND_I, self._backend_slots(), fail)
+        _kept.append(self)
+
+    def usage(self, buffer: int) -> abi.Usage:
+        """What the host uses a buffer for (`ggml_backend_buffer_set_usage`)."""
+        return abi.Usage(C.c_int.from_address(buffer + _USAGE).value)
+
+    def _device_slots(self) -> dict[str, Callable[..., Any]]:
+        device = self.device
+        name = C.addressof(self._name)
+        description = C.addressof(self._description)
+        buffer_type = self.buffer_type
+
+        def get_memory(_dev: int, free: int, total: int) -> None:
+            sizes = device.memory()
+            C.c_size_t.from_address(free).value = sizes[0]
+            C.c_size_t.from_address(total).value = sizes[1]
+
+        def get_props(_dev: int, address: int) -> None:
+            props = abi.DeviceProps.from_address(address)
+            props.name = name
+            props.description = description
+            props.type = abi.DeviceType.GPU
+            props.device_id = None
+            props.async_ = props.events = props.mmap_support = True
+            props.host_buffer = props.buffer_from_host_ptr = False
+            props.memory_free, props.memory_total = device.memory()
+
+        def init_backend(_dev: int, _params: int) -> int:
+            backend = abi.Backend.from_buffer_copy(self._backend_template)
+            address = C.addressof(backend)
+            self._backends[address] = backend
+            return address
+
+        def event_new(dev: int) -> int:
+            event = abi.Event(device=dev)
+            address = C.addressof(event)
+            self._events[address] = event
+            return address
+
+        return {
+            "get_name": lambda dev: name,
+            "get_description": lambda dev: description,
+            "get_memory": get_memory,
+            # llama.cpp offloads to devices of this type only.
+            "get_type": lambda dev: abi.DeviceType.GPU,
+            "get_props": get_props,
+            "init_backend": init_backend,
+            "get_buffer_type": lambda dev: buffer_type,
+            "supports_op": lambda dev, op: device.supports_op(op),
+            "supports_buft": lambda dev, buft: buft == buffer_type,
+            "event_new": event_new,
+            "event_free": lambda dev, event: self._events.pop(event) and None,
+            "event_synchronize": lambda dev, event: device.synchronize(),
+        }
+
+    def _buffer_type_slots(self) -> dict[str, Callable[..., Any]]:
+        device = self.device
+        name = C.addressof(self._name)
+
+        def alloc_buffer(buffer_type: int, size: int) -> int | None:
+            allocated = device.alloc_buffer(size)
+            if allocated is None:
+                return None
+            buffer, true_size = allocated
+            address: int = self._library.ggml_backend_buffer_init(
+                buffer_type, self._buffer_interface, None, true_size
+            )
+            buffer.address = address
+            self.buffers[address] = buffer
+            return address
+
+        return {
+            "get_name": lambda buft: name,
+            "alloc_buffer": alloc_buffer,
+            "get_alignment": lambda buft: device.alignment(),
+            "get_max_size": lambda buft: device.max_size(),
+            "get_alloc_size": lambda buft, tensor: device.alloc_size(tensor),
+            "is_host": lambda buft: False,
+        }
+
+    def _buffer_slots(self) -> dict[str, Callable[..., Any]]:
+        buffers = self.buffers
+
+        def call(method: str) -> Callable[..., Any]:
+            def slot(buffer: int, *arguments: Any) -> Any:
+                return getattr(buffers[buffer], method)(*arguments)
+
+            return slot
+
+        def init_tensor(buffer: int, tensor: int) -> int:
+            ok = buffers[buffer].init_tensor(tensor)
+            return abi.Status.SUCCESS if ok else abi.Status.FAILED
+
+        slots = {name: call(name) for name in _BUFFER_METHODS}
+        slots["free_buffer"] = lambda buffer: buffers.pop(buffer).free()
+        slots["get_base"] = lambda buffer: buffers[buffer].base()
+        slots["init_tensor"] = init_tensor
+        return slots
+
+    def _backend_slots(self) -> dict[str, Callable[..., Any]]:
+        device = self.device
+        name = C.addressof(self._name)
+
+        def graph_compute(_backend: int, graph: int) -> int:
+            ok = device.graph_compute(graph)
+            return abi.Status.SUCCESS if ok else abi.Status.FAILED
+
+        return {
+            "get_name": lambda backend: name,
+            "free": lambda backend: self._backends.pop(backend) and None,
+            "set_tensor_async": lambda backend, *a: device.set_tensor_async(*a),
+            "get_tensor_async": lambda backend, *a: device.get_tensor_async(*a),
+            "cpy_tensor_async": lambda a, b, src, dst: device.cpy_tensor_async(
+                src, dst
+            ),
+            "synchronize": lambda backend: device.synchronize(),
+            "graph_compute": graph_compute,
+            # One connection keeps one order, so what an event would order is
+            # ordered already.
+            "event_record": lambda backend, event: None,
+            "event_wait": lambda backend, event: None,
+        }
+
+
+_GUID = bytes.fromhex("4c6f6e67776972652d6467676d6c0001")
+_BUFFER_METHODS = (
+    "memset_tensor",
+    "set_tensor",
+    "get_tensor",
+    "set_tensor_2d",
+    "get_tensor_2d",
+    "cpy_tensor",
+    "clear",
+)
+
+_FAILURE: dict[Any, Any] = {None: None, C.c_bool: False, abi.P: None, abi.S: 0}
+"""What C gets from a slot that failed, by result type."""
+
+
+def _install(
+    table: C.Structure,
+    prototypes: Mapping[str, Any],
+    slots: Mapping[str, Callable[..., Any]],
+    failed: Callable[[BaseException], None],
+) -> None:
+    """Point the slots of `table` at guarded thunks; absent slots stay NULL."""
+    for name, function in slots.items():
+        prototype = prototypes[name]
+        failure = _FAILURE.get(prototype._restype_, abi.Status.FAILED)
+        thunk = prototype(_guarded(function, failure, failed))
+        # C copies the address, not the object: a dropped thunk is a wild jump.
+        _kept.append(thunk)
+        setattr(table, name, C.cast(thunk, abi.P).value)
+
+
+def _guarded(
+    function: Callable[..., Any],
+    failure: Any,
+    failed: Callable[[BaseException], None],
+) -> Callable[..., Any]:
+    def guarded(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        # An exception of any kind, KeyboardInterrupt included, must not reach C.
+        except BaseException as error:
+            failed(error)
+            return failure
+
+    return guarded
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+_kept: list[object] = []
+
+
+def device_array(addresses: Sequence[int]) -> C.Array[C.c_void_p]:
+    """A NULL-terminated `ggml_backend_dev_t` array; the caller keeps it alive."""
+    return (abi.P * (len(addresses) + 1))(*addresses, None)

@@ -1,0 +1,29 @@
+"""What a supervisor tells its sessions, as one JSON text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+
+__all__ = ["SessionConfig"]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionConfig:
+    """How each session of a server is set up."""
+
+    engine: str
+    n_threads: int
+    protocol: int = 8
+    devices: list[str] = field(default_factory=list)
+    """Names; empty for the default choice."""
+    cache_dir: str | None = None
+    cache_limit: int | None = None
+    verbosity: int = 0
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> SessionConfig:
+        return cls(**json.loads(text))

@@ -1,0 +1,201 @@
+"""Graphs from the wire: checked as arrays, built, and kept for re-runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from longwire.errors import BadRequest
+from longwire.native.abi import GGML_TENSOR
+from longwire.native.graph import NativeGraph
+from longwire.server.buffers import BufferTable
+from longwire.wire.constants import GRAPH_CACHE_MAX, OP_COUNT, POINTER_OPS
+from longwire.wire.dialects import Dialect
+from longwire.wire.graphs import Graph
+from longwire.wire.types import BLOCK_BYTES, BLOCK_SIZE, TYPE_COUNT
+
+__all__ = ["GraphStore", "StoredGraph", "build_graph"]
+
+_NAME = "GRAPH_COMPUTE"
+_SIZE_LIMIT = float(1 << 62)
+_NO_MEMORY_OPS = [0, 36, 37, 38, 39]
+"""NONE, RESHAPE, VIEW, PERMUTE, TRANSPOSE: no kernel touches their data."""
+
+Columns = npt.NDArray[Any]
+
+
+def build_graph(message: Graph, buffers: BufferTable) -> StoredGraph:
+    """Check a graph message against the session's buffers and build it.
+
+    Raises:
+        BadRequest: names the first tensor or node that fails, and why.
+    """
+    records = message.tensors
+    if len(message.nodes) == 0 or len(records) == 0:
+        raise BadRequest(_NAME, "a graph without nodes")
+    _check_types(records)
+    _check_shapes(records)
+    ids = _Ids(records["id"])
+    nodes = ids.resolve(message.nodes, "node")
+    _require(nodes >= 0, "node id 0", nodes)
+    if len(np.unique(nodes)) != len(nodes):
+        raise BadRequest(_NAME, "a node is listed twice")
+
+    native = np.zeros(len(records), GGML_TENSOR)
+    for name in ("type", "ne", "nb", "op", "op_params", "flags", "view_offs", "name"):
+        native[name] = records[name]
+    _place(records, native, buffers)
+    sources = ids.resolve(records["src"].ravel(), "source").reshape(-1, 10)
+    views = ids.resolve(records["view_src"], "viewed tensor")
+    _check_memory(native, nodes, sources)
+    counts = records["use_count"][nodes].astype(np.int32)
+    graph = NativeGraph(native, sources, views, nodes, counts)
+    return StoredGraph(graph, frozenset(np.unique(records["buffer"]).tolist()))
+
+
+def _require(good: Columns, what: str, names: Columns) -> None:
+    if not good.all():
+        bad = names[int(np.argmin(good))]
+        raise BadRequest(_NAME, f"{what} ({bad})")
+
+
+def _check_types(records: Columns) -> None:
+    types, ops = records["type"], records["op"]
+    known = types < TYPE_COUNT
+    _require(known, "type that does not exist", types)
+    _require(BLOCK_SIZE[types] > 0, "type that was removed", types)
+    _require(ops < OP_COUNT, "op that does not exist", ops)
+    _require(
+        ~np.isin(ops, list(POINTER_OPS)), "op that carries a function pointer", ops
+    )
+
+
+def _check_shapes(records: Columns) -> None:
+    ne = records["ne"]
+    whole = ne[:, 0] % BLOCK_SIZE[records["type"]] == 0
+    _require(whole, "row that is no multiple of its type's block", records["name"])
+    elements = np.prod(ne.astype(np.float64), axis=1)
+    _require(elements < _SIZE_LIMIT, "shape that is too large", records["name"])
+
+
+def _sizes(records: Columns) -> npt.NDArray[np.uint64]:
+    """`nbytes` of every record; sums that would not fit are refused."""
+    ne = records["ne"].astype(np.uint64)
+    nb = records["nb"].astype(np.uint64)
+    block = BLOCK_SIZE[records["type"]].astype(np.uint64)
+    empty = (ne == 0).any(axis=1)
+    last = np.where(ne > 0, ne - np.uint64(1), np.uint64(0))
+    # Two 32-bit factors make less than 2^64; their sum is checked as a float.
+    spans = last * nb
+    spans[:, 0] = np.where(
+        block == 1,
+        spans[:, 0] + BLOCK_BYTES[records["type"]].astype(np.uint64),
+        ne[:, 0] * nb[:, 0] // block,
+    )
+    total = spans.astype(np.float64).sum(axis=1)
+    _require(total < _SIZE_LIMIT, "strides that are too large", records["name"])
+    sizes = spans.sum(axis=1)
+    sizes[empty] = 0
+    return sizes
+
+
+def _place(records: Columns, native: Columns, buffers: BufferTable) -> None:
+    """Turn handles and virtual addresses into pointers, all bounds checked."""
+    base, room, address, real = buffers.columns(records["buffer"])
+    data = records["data"].astype(np.uint64)
+    name = records["name"]
+    owned = address > 0
+    _require(owned | (data == 0), "tensor without a live buffer has an address", name)
+    sizes = _sizes(records)
+    offset = data - base
+    inside = (data >= base) & (offset <= room) & (sizes <= room - offset)
+    _require(inside | ~owned | (sizes == 0), "tensor outside its buffer", name)
+    native["buffer"] = address
+    native["data"] = np.where(owned, real + np.where(inside, offset, 0), 0)
+
+
+def _check_memory(native: Columns, nodes: Columns, sources: Columns) -> None:
+    """Refuse a node that a kernel would follow to a NULL pointer."""
+    computing = nodes[~np.isin(native["op"][nodes], _NO_MEMORY_OPS)]
+    used = np.unique(np.append(sources[computing].ravel(), computing))
+    used = used[used >= 0]
+    empty = (native["ne"][used] == 0).any(axis=1)
+    placed = native["data"][used] != 0
+    _require(placed | empty, "node works on a tensor without memory", native["name"][used])
+
+
+class _Ids:
+    """Which record carries which id; the first one wins, 0 is nobody."""
+
+    def __init__(self, ids: Columns) -> None:
+        self._order = np.argsort(ids, kind="stable")
+        self._sorted = ids[self._order]
+
+    def resolve(self, wanted: Columns, what: str) -> npt.NDArray[np.int64]:
+        """Index of each id's record, -1 for id 0.
+
+        Raises:
+            BadRequest: an id that no record carries.
+        """
+        at = np.searchsorted(self._sorted, wanted)
+        at[at == len(self._sorted)] = 0
+        none = wanted == 0
+        _require(none | (self._sorted[at] == wanted), f"{what} that is not sent", wanted)
+        index: npt.NDArray[np.int64] = np.where(none, -1, self._order[at])
+        return index
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGraph:
+    """A graph that can run as long as all its buffers live."""
+
+    native: NativeGraph
+    handles: frozenset[int]
+
+
+class GraphStore:
+    """The graphs a session keeps per device, by the rule both sides share.
+
+    Protocol 8 keeps up to 1,024 per device by uid and clears them all before
+    one more; protocol 7 keeps the last one (PROTOCOL.md, "Graph reuse").
+    """
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._by_uid = dialect.graph_uid
+        # None: a buffer of the graph was freed. The entry still counts.
+        self._kept: dict[int, dict[int, StoredGraph | None]] = {}
+
+    def keep(self, device: int, uid: int, graph: StoredGraph) -> None:
+        """Remember a graph that was just sent."""
+        kept = self._kept.setdefault(device, {})
+        if not self._by_uid:
+            kept[0] = graph
+        elif uid:
+            if len(kept) >= GRAPH_CACHE_MAX:
+                kept.clear()
+            kept[uid] = graph
+
+    def find(self, device: int, uid: int) -> StoredGraph:
+        """The graph to run again.
+
+        Raises:
+            BadRequest: never sent, cleared, or dropped with a freed buffer.
+        """
+        graph = self._kept.get(device, {}).get(uid if self._by_uid else 0)
+        if graph is None:
+            raise BadRequest("GRAPH_RECOMPUTE", f"no graph {uid} on device {device}")
+        return graph
+
+    def drop(self, handle: int) -> None:
+        """A buffer was freed: the graphs that use it must not run again.
+
+        Others stay: a C++ client does not forget its uids on a free, and may
+        ask for any graph whose own buffers are all alive.
+        """
+        for kept in self._kept.values():
+            for uid, graph in kept.items():
+                if graph is not None and handle in graph.handles:
+                    kept[uid] = None

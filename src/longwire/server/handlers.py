@@ -1,0 +1,421 @@
+"""One function per command, found in a table.
+
+Each decodes, checks everything, and only then acts. What it returns is the
+answer's body in pieces; commands that are never answered return None. The two
+commands with bulk data receive it themselves, straight into the tensor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from longwire.errors import BadRequest, RemoteFailure
+from longwire.native.abi import Status
+from longwire.native.compute import ComputeDevice, tensor_record
+from longwire.native.memory import address_of, copy, fill
+from longwire.server.buffers import BufferTable
+from longwire.server.cache import WeightCache
+from longwire.server.graphs import GraphStore, StoredGraph, build_graph
+from longwire.server.tensors import (
+    CheckedTensor,
+    TensorChecker,
+    check_shape,
+    fill_record,
+)
+from longwire.transport.stream import Stream
+from longwire.wire import messages as m
+from longwire.wire.constants import Command
+from longwire.wire.dialects import Dialect
+from longwire.wire.graphs import Graph, GraphRecompute
+from longwire.wire.tensors import TENSOR_SIZE, Tensor
+
+__all__ = ["HANDLERS", "Served", "SessionState"]
+
+Pieces = list[m.Bytes] | None
+
+_CHUNK = 16 << 20
+"""Bulk data for memory that the host cannot reach passes through this much."""
+
+
+@dataclass(slots=True)
+class Served:
+    """What a session did, for the log line at its end."""
+
+    commands: int = 0
+    graphs: int = 0
+    graph_time_s: float = 0.0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+@dataclass(slots=True)
+class SessionState:
+    """Everything one client has on this server."""
+
+    dialect: Dialect
+    devices: list[ComputeDevice]
+    n_threads: int
+    cache: WeightCache | None
+    stream: Stream
+    buffers: BufferTable = field(default_factory=BufferTable)
+    served: Served = field(default_factory=Served)
+    running: bool = False
+    """A device may still be at work on a graph."""
+    tensors: TensorChecker = field(init=False)
+    graphs: GraphStore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tensors = TensorChecker(self.buffers)
+        self.graphs = GraphStore(self.dialect)
+
+    def device(self, index: int, command: str) -> ComputeDevice:
+        """The device of that index.
+
+        Raises:
+            BadRequest: there are not so many.
+        """
+        if index >= len(self.devices):
+            raise BadRequest(command, f"no device {index} of {len(self.devices)}")
+        return self.devices[index]
+
+    def drain(self) -> None:
+        """Wait until no device computes."""
+        if self.running:
+            for device in self.devices:
+                device.synchronize()
+            self.running = False
+
+    def close(self) -> None:
+        """Free everything; idempotent."""
+        self.drain()
+        self.tensors.forget()
+        self.buffers.close_all()
+        for device in self.devices:
+            device.close()
+
+
+def _hello(s: SessionState, body: memoryview, length: int) -> Pieces:
+    m.Hello.decode(body)
+    d = s.dialect
+    return [m.HelloAnswer(d.major, d.minor, d.patch).encode()]
+
+
+def _device_count(s: SessionState, body: memoryview, length: int) -> Pieces:
+    return [m.U32.pack(len(s.devices))]
+
+
+def _alloc_buffer(s: SessionState, body: memoryview, length: int) -> Pieces:
+    request = m.AllocBuffer.decode(body)
+    device = s.device(request.device, "ALLOC_BUFFER")
+    buffer = s.buffers.open(device, request.size)
+    if buffer is None:
+        return [m.AllocBufferAnswer(0, 0).encode()]
+    return [m.AllocBufferAnswer(buffer.handle, buffer.size).encode()]
+
+
+def _get_alignment(s: SessionState, body: memoryview, length: int) -> Pieces:
+    (index,) = m.U32.unpack(body)
+    return [m.U64.pack(s.device(index, "GET_ALIGNMENT").alignment())]
+
+
+def _get_max_size(s: SessionState, body: memoryview, length: int) -> Pieces:
+    (index,) = m.U32.unpack(body)
+    return [m.U64.pack(s.device(index, "GET_MAX_SIZE").max_size())]
+
+
+def _get_device_memory(s: SessionState, body: memoryview, length: int) -> Pieces:
+    (index,) = m.U32.unpack(body)
+    return [m.DeviceMemory(*s.device(index, "GET_DEVICE_MEMORY").memory()).encode()]
+
+
+def _buffer_get_base(s: SessionState, body: memoryview, length: int) -> Pieces:
+    (handle,) = m.U64.unpack(body)
+    return [m.U64.pack(s.buffers.of(handle, "BUFFER_GET_BASE").base)]
+
+
+def _free_buffer(s: SessionState, body: memoryview, length: int) -> Pieces:
+    (handle,) = m.U64.unpack(body)
+    # Checked records hold views of the memory: they go before it does.
+    s.tensors.forget()
+    s.graphs.drop(handle)
+    s.buffers.close(handle, "FREE_BUFFER")
+    return None
+
+
+def _buffer_clear(s: SessionState, body: memoryview, length: int) -> Pieces:
+    request = m.BufferClear.decode(body)
+    buffer = s.buffers.of(request.handle, "BUFFER_CLEAR")
+    if buffer.size:
+        buffer.device.clear(buffer.native, request.value)
+    return None
+
+
+def _checked_range(
+    s: SessionState, record: bytes, offset: int, size: int, command: str
+) -> CheckedTensor:
+    tensor = s.tensors.check(record, command)
+    if offset > tensor.nbytes or size > tensor.nbytes - offset:
+        raise BadRequest(
+            command, f"{size} bytes at {offset} in a tensor of {tensor.nbytes}"
+        )
+    return tensor
+
+
+def _set_tensor(s: SessionState, body: memoryview, length: int) -> Pieces:
+    request = m.SetTensor.decode(body)
+    size = length - m.SET_TENSOR_HEAD
+    tensor = _checked_range(s, request.tensor, request.offset, size, "SET_TENSOR")
+    keep = s.cache if request.cache_flag else None
+    target = tensor.bytes(request.offset, size)
+    if target is not None:
+        s.stream.take_into(target)
+        if keep is not None:
+            keep.store(target)
+        return None
+    # The cache wants the data in one piece; nobody else does.
+    chunk = memoryview(bytearray(size if keep else min(size, _CHUNK)))
+    for at in range(0, size, len(chunk) or 1):
+        part = chunk[: min(len(chunk), size - at)]
+        s.stream.take_into(part)
+        tensor.buffer.device.set_tensor(
+            tensor.native, address_of(part), request.offset + at, len(part)
+        )
+    if keep is not None:
+        keep.store(chunk)
+    return None
+
+
+def _set_tensor_hash(s: SessionState, body: memoryview, length: int) -> Pieces:
+    request = m.SetTensorHash.decode(body)
+    if s.cache is None:
+        return [m.U8.pack(0)]
+    tensor = _checked_range(s, request.tensor, request.offset, 0, "SET_TENSOR_HASH")
+    data = s.cache.fetch(request.hash, tensor.nbytes - request.offset)
+    if data is None:
+        return [m.U8.pack(0)]
+    target = tensor.bytes(request.offset, len(data))
+    if target is not None:
+        target[:] = data
+    else:
+        tensor.buffer.device.set_tensor(
+            tensor.native, address_of(data), request.offset, len(data)
+        )
+    return [m.U8.pack(1)]
+
+
+def _get_tensor(s: SessionState, body: memoryview, length: int) -> Pieces:
+    request = m.GetTensor.decode(body)
+    tensor = _checked_range(
+        s, request.tensor, request.offset, request.size, "GET_TENSOR"
+    )
+    data = tensor.bytes(request.offset, request.size)
+    if data is None:
+        data = memoryview(bytearray(request.size))
+        if request.size:
+            tensor.buffer.device.get_tensor(
+                tensor.native, address_of(data), request.offset, request.size
+            )
+    return [data]
+
+
+def _memset_tensor(s: SessionState, body: memoryview, length: int) -> Pieces:
+    request = m.MemsetTensor.decode(body)
+    tensor = _checked_range(
+        s, request.tensor, request.offset, request.size, "MEMSET_TENSOR"
+    )
+    target = tensor.bytes(request.offset, request.size)
+    if target is None:
+        tensor.buffer.device.memset_tensor(
+            tensor.native, request.value, request.offset, request.size
+        )
+    elif request.size:
+        fill(address_of(target), request.value, request.size)
+    return None
+
+
+def _copy_tensor(s: SessionState, body: memoryview, length: int) -> Pieces:
+    request = m.CopyTensor.decode(body)
+    src = s.tensors.check(request.src, "COPY_TENSOR")
+    dst = s.tensors.check(request.dst, "COPY_TENSOR")
+    if src.nbytes > dst.nbytes:
+        raise BadRequest(
+            "COPY_TENSOR", f"{src.nbytes} bytes into a tensor of {dst.nbytes}"
+        )
+    source, target = src.bytes(0, src.nbytes), dst.bytes(0, src.nbytes)
+    if source is None or target is None:
+        return [m.U8.pack(src.buffer.device.copy_tensor(src.native, dst.native))]
+    if src.nbytes:
+        copy(address_of(target), address_of(source), src.nbytes)
+    return [m.U8.pack(1)]
+
+
+def _init_tensor(s: SessionState, body: memoryview, length: int) -> Pieces:
+    tensor = s.tensors.check(bytes(body), "INIT_TENSOR")
+    record = tensor.native
+    tensor.buffer.device.init_tensor(tensor.buffer.native, record)
+    if record["extra"][0]:
+        raise BadRequest("INIT_TENSOR", "the device wants per-tensor state")
+    return None
+
+
+def _get_alloc_size(s: SessionState, body: memoryview, length: int) -> Pieces:
+    name = "GET_ALLOC_SIZE"
+    request = m.GetAllocSize.decode(body)
+    device = s.device(request.device, name)
+    tensor = Tensor.decode(request.tensor)
+    check_shape(tensor, name)
+    record = tensor_record()
+    fill_record(record, tensor)
+    sources = []
+    for i in range(10):
+        at = i * TENSOR_SIZE
+        source = Tensor.decode(request.srcs[at : at + TENSOR_SIZE])
+        if source.id:
+            check_shape(source, name)
+            sources.append(tensor_record())
+            fill_record(sources[-1], source)
+            record["src"][0, i] = sources[-1].ctypes.data
+    buffer = s.buffers.find(tensor.buffer)
+    native = buffer.native.address if buffer else None
+    return [m.U64.pack(device.alloc_size(record, native))]
+
+
+def _set_tensor_2d(s: SessionState, body: memoryview, length: int) -> Pieces:
+    name = "SET_TENSOR_2D"
+    request = m.SetTensor2D.decode(body)
+    size = length - m.SET_TENSOR_2D_HEAD
+    if request.size * request.n_copies != size:
+        raise BadRequest(
+            name, f"{request.n_copies} rows of {request.size} in {size} bytes"
+        )
+    tensor = _checked_rows(s, request, name)
+    device = tensor.buffer.device
+    row = memoryview(bytearray(request.size))
+    for i in range(request.n_copies):
+        offset = request.offset + i * request.stride
+        target = tensor.bytes(offset, request.size)
+        if target is not None:
+            s.stream.take_into(target)
+        else:
+            s.stream.take_into(row)
+            device.set_tensor(tensor.native, address_of(row), offset, request.size)
+    return None
+
+
+def _get_tensor_2d(s: SessionState, body: memoryview, length: int) -> Pieces:
+    name = "GET_TENSOR_2D"
+    request = m.GetTensor2D.decode(body)
+    tensor = _checked_rows(s, request, name)
+    size = request.size
+    if size * request.n_copies > max(tensor.nbytes, _CHUNK):
+        # Overlapping rows may repeat bytes, but not without a bound.
+        raise BadRequest(name, f"{request.n_copies} rows of {size} repeat too much")
+    out = memoryview(bytearray(size * request.n_copies))
+    for i in range(request.n_copies):
+        offset = request.offset + i * request.stride
+        part = out[i * size : (i + 1) * size]
+        source = tensor.bytes(offset, size)
+        if source is not None:
+            part[:] = source
+        else:
+            tensor.buffer.device.get_tensor(
+                tensor.native, address_of(part), offset, size
+            )
+    return [out]
+
+
+def _checked_rows(
+    s: SessionState, request: m.SetTensor2D | m.GetTensor2D, command: str
+) -> CheckedTensor:
+    if request.size == 0 or request.n_copies == 0:
+        raise BadRequest(command, "no rows, or rows without bytes")
+    span = (request.n_copies - 1) * request.stride + request.size
+    return _checked_range(s, request.tensor, request.offset, span, command)
+
+
+def _graph_compute(s: SessionState, body: memoryview, length: int) -> Pieces:
+    message = Graph.decode(s.dialect, body)
+    device = s.device(message.device, "GRAPH_COMPUTE")
+    graph = build_graph(message, s.buffers)
+    # A graph that replaces another may still be read by the device.
+    s.drain()
+    s.graphs.keep(message.device, message.uid, graph)
+    _run(s, device, graph, "GRAPH_COMPUTE")
+    if not message.uid and s.dialect.graph_uid:
+        s.drain()
+    return None
+
+
+def _graph_recompute(s: SessionState, body: memoryview, length: int) -> Pieces:
+    request = GraphRecompute.decode(s.dialect, body)
+    device = s.device(request.device, "GRAPH_RECOMPUTE")
+    graph = s.graphs.find(request.device, request.uid)
+    _run(s, device, graph, "GRAPH_RECOMPUTE")
+    return None
+
+
+def _run(
+    s: SessionState, device: ComputeDevice, graph: StoredGraph, command: str
+) -> None:
+    started = time.perf_counter()
+    status = device.compute(graph.native.address)
+    s.running = True
+    s.served.graphs += 1
+    s.served.graph_time_s += time.perf_counter() - started
+    if status != Status.SUCCESS:
+        raise RemoteFailure(device.name, command, f"the device says {status.name}")
+
+
+def _comm_init(s: SessionState, body: memoryview, length: int) -> Pieces:
+    # 0: no communicator here, sum through the client (PROTOCOL.md, "Collectives").
+    m.CommInit.decode(body)
+    return [m.U8.pack(0)]
+
+
+def _comm_allreduce(s: SessionState, body: memoryview, length: int) -> Pieces:
+    raise BadRequest("COMM_ALLREDUCE", "there is no communicator")
+
+
+def _comm_free(s: SessionState, body: memoryview, length: int) -> Pieces:
+    (index,) = m.U32.unpack(body)
+    s.device(index, "COMM_FREE")
+    return None
+
+
+Handler = Callable[[SessionState, memoryview, int], Pieces]
+
+HANDLERS: Mapping[int, Handler] = {
+    Command.ALLOC_BUFFER: _alloc_buffer,
+    Command.GET_ALIGNMENT: _get_alignment,
+    Command.GET_MAX_SIZE: _get_max_size,
+    Command.BUFFER_GET_BASE: _buffer_get_base,
+    Command.FREE_BUFFER: _free_buffer,
+    Command.BUFFER_CLEAR: _buffer_clear,
+    Command.SET_TENSOR: _set_tensor,
+    Command.SET_TENSOR_HASH: _set_tensor_hash,
+    Command.GET_TENSOR: _get_tensor,
+    Command.COPY_TENSOR: _copy_tensor,
+    Command.GRAPH_COMPUTE: _graph_compute,
+    Command.GET_DEVICE_MEMORY: _get_device_memory,
+    Command.INIT_TENSOR: _init_tensor,
+    Command.GET_ALLOC_SIZE: _get_alloc_size,
+    Command.HELLO: _hello,
+    Command.DEVICE_COUNT: _device_count,
+    Command.GRAPH_RECOMPUTE: _graph_recompute,
+    Command.MEMSET_TENSOR: _memset_tensor,
+    Command.SET_TENSOR_2D: _set_tensor_2d,
+    Command.GET_TENSOR_2D: _get_tensor_2d,
+    Command.COMM_INIT: _comm_init,
+    Command.COMM_ALLREDUCE: _comm_allreduce,
+    Command.COMM_FREE: _comm_free,
+}
+
+STREAMED: Mapping[int, int] = {
+    Command.SET_TENSOR: m.SET_TENSOR_HEAD,
+    Command.SET_TENSOR_2D: m.SET_TENSOR_2D_HEAD,
+}
+"""Commands whose handler receives the body after a head of this size."""

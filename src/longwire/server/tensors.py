@@ -1,0 +1,128 @@
+"""From a tensor record on the wire to checked memory.
+
+The checks and their order are PROTOCOL.md's ("Tensor validation"). A client
+sends the same record step after step, so what passed is remembered by its
+bytes until a buffer is freed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
+
+from longwire.errors import BadRequest
+from longwire.native.compute import tensor_record
+from longwire.server.buffers import BufferTable, SessionBuffer
+from longwire.wire.constants import OP_COUNT, U64_MAX
+from longwire.wire.tensors import Tensor
+from longwire.wire.types import TYPES, nbytes
+
+__all__ = ["CheckedTensor", "TensorChecker", "fill_record"]
+
+_REMEMBERED = 4096
+"""A decode step names some tens of tensors; a load names each weight once."""
+
+
+@dataclass(slots=True)
+class CheckedTensor:
+    """A tensor whose bytes lie wholly inside one live buffer."""
+
+    buffer: SessionBuffer
+    start: int
+    """Offset of the first byte in the buffer."""
+    nbytes: int
+    tensor: Tensor
+    _native: npt.NDArray[Any] | None = field(default=None, repr=False)
+
+    def bytes(self, offset: int, size: int) -> memoryview | None:
+        """The memory of a checked range, where the host can reach it."""
+        memory = self.buffer.native.bytes
+        if memory is None:
+            return None
+        begin = self.start + offset
+        return memory[begin : begin + size]
+
+    @property
+    def native(self) -> npt.NDArray[Any]:
+        """A `ggml_tensor` for calls into the engine."""
+        if self._native is None:
+            self._native = tensor_record()
+            fill_record(self._native, self.tensor)
+            self._native["buffer"] = self.buffer.native.address
+            self._native["data"] = self.buffer.native.base + self.start
+        return self._native
+
+
+class TensorChecker:
+    """Checks records against the buffers of one session."""
+
+    def __init__(self, buffers: BufferTable) -> None:
+        self._buffers = buffers
+        self._passed: dict[bytes, CheckedTensor] = {}
+
+    def forget(self) -> None:
+        """Check everything anew: a buffer is gone."""
+        self._passed.clear()
+
+    def check(self, record: bytes, command: str) -> CheckedTensor:
+        """The memory that a record names.
+
+        Raises:
+            BadRequest: a bad type or shape, an unknown handle, or bytes outside
+                the buffer.
+        """
+        passed = self._passed.get(record)
+        if passed is None:
+            passed = self._check(Tensor.decode(record), command)
+            if len(self._passed) >= _REMEMBERED:
+                self._passed.clear()
+            self._passed[record] = passed
+        return passed
+
+    def _check(self, tensor: Tensor, command: str) -> CheckedTensor:
+        check_shape(tensor, command)
+        buffer = self._buffers.of(tensor.buffer, command)
+        size = nbytes(tensor.type, tensor.ne, tensor.nb)
+        start = tensor.data - buffer.base
+        if not 0 <= start <= buffer.size or size > buffer.size - start:
+            raise BadRequest(
+                command,
+                f"tensor of {size} bytes at offset {start} "
+                f"is outside its buffer of {buffer.size}",
+            )
+        return CheckedTensor(buffer, start, size, tensor)
+
+
+def check_shape(tensor: Tensor, command: str) -> None:
+    """Check what needs no buffer: type, op, whole blocks, element count.
+
+    Raises:
+        BadRequest: names the field.
+    """
+    traits = TYPES.get(tensor.type)
+    if traits is None:
+        raise BadRequest(command, f"type {tensor.type} does not exist")
+    if tensor.op >= OP_COUNT:
+        raise BadRequest(command, f"op {tensor.op} does not exist")
+    if tensor.ne[0] % traits.block:
+        raise BadRequest(
+            command, f"row of {tensor.ne[0]} is no multiple of {traits.name}'s block"
+        )
+    elements = 1
+    for n in tensor.ne:
+        elements *= n
+    if elements >= 1 << 62 or tensor.data > U64_MAX - (1 << 62):
+        raise BadRequest(command, f"shape {tensor.ne} is too large")
+
+
+def fill_record(record: npt.NDArray[Any], tensor: Tensor) -> None:
+    """Copy a tensor's own fields to a `GGML_TENSOR`; pointers are not its own."""
+    record["type"] = tensor.type
+    record["ne"] = tensor.ne
+    record["nb"] = tensor.nb
+    record["op"] = tensor.op
+    record["op_params"].view("u1")[:] = list(tensor.op_params)
+    record["flags"] = tensor.flags
+    record["name"] = tensor.name[:63]

@@ -1,0 +1,1 @@
+"""Byte streams between machines."""

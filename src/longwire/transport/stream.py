@@ -1,0 +1,133 @@
+"""TCP: connect with a deadline, send pieces in one call, receive in place."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Sequence
+
+from longwire.transport.endpoint import Endpoint
+
+__all__ = ["Stream", "connect", "tune"]
+
+Bytes = bytes | bytearray | memoryview
+
+_BUFFER = 256 * 1024
+"""Small messages of many steps fit; bulk data bypasses the buffer."""
+
+_MAX_PIECES = 512
+"""Linux refuses a `sendmsg` of more than 1024 pieces."""
+
+_MAX_CALL = 1 << 30
+"""macOS refuses to send or receive 2 GiB and more in one call."""
+
+
+def tune(sock: socket.socket) -> None:
+    """Set what every connection of ours wants: no Nagle, keep-alive."""
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def connect(endpoint: Endpoint, timeout_s: float) -> Stream:
+    """Open a stream to an endpoint.
+
+    Raises:
+        OSError: refused, unreachable, unknown, or no answer in `timeout_s`.
+    """
+    sock = socket.create_connection((endpoint.host, endpoint.port), timeout_s)
+    tune(sock)
+    return Stream(sock)
+
+
+class Stream:
+    """A connected socket with a receive buffer.
+
+    Not locked: one owner at a time. After an error the stream is of no use.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._buffer = bytearray(_BUFFER)
+        self._view = memoryview(self._buffer)
+        self._start = 0
+        self._end = 0
+
+    def set_deadline(self, timeout_s: float | None) -> None:
+        """Let every later call fail with `TimeoutError` after so long a silence."""
+        self._sock.settimeout(timeout_s)
+
+    def send(self, pieces: Sequence[Bytes]) -> None:
+        """Write all pieces in order, without joining or copying them.
+
+        Raises:
+            OSError: the stream broke; an unknown part of the bytes has left.
+        """
+        pending = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+        while pending:
+            sent = self._sock.sendmsg(_capped(pending[:_MAX_PIECES]))
+            while pending and sent >= len(pending[0]):
+                sent -= len(pending.pop(0))
+            if sent:
+                pending[0] = pending[0][sent:]
+
+    def take(self, size: int) -> memoryview:
+        """The next `size` bytes, as a view that is valid until the next call.
+
+        Raises:
+            EOFError: the peer closed the stream first.
+            OSError: the stream broke.
+        """
+        if size > _BUFFER:
+            body = memoryview(bytearray(size))
+            self.take_into(body)
+            return body
+        while self._end - self._start < size:
+            self._fill(size)
+        start = self._start
+        self._start += size
+        return self._view[start : start + size]
+
+    def take_into(self, target: memoryview) -> None:
+        """Receive exactly `len(target)` bytes into `target`.
+
+        Raises:
+            EOFError: the peer closed the stream first.
+            OSError: the stream broke.
+        """
+        at = min(len(target), self._end - self._start)
+        target[:at] = self._view[self._start : self._start + at]
+        self._start += at
+        while at < len(target):
+            received = self._sock.recv_into(target[at : at + _MAX_CALL])
+            if received == 0:
+                raise EOFError("the peer closed the connection")
+            at += received
+
+    def close(self) -> None:
+        """Shut the socket down and close it; idempotent."""
+        # A peer that is already gone makes shutdown fail; close is what counts.
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    def _fill(self, size: int) -> None:
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._start + size > _BUFFER:
+            rest = bytes(self._view[self._start : self._end])
+            self._view[: len(rest)] = rest
+            self._start, self._end = 0, len(rest)
+        received = self._sock.recv_into(self._view[self._end :])
+        if received == 0:
+            raise EOFError("the peer closed the connection")
+        self._end += received
+
+
+def _capped(pieces: list[memoryview]) -> list[memoryview]:
+    total = 0
+    for i, piece in enumerate(pieces):
+        if total + len(piece) > _MAX_CALL:
+            return [*pieces[:i], piece[: _MAX_CALL - total]]
+        total += len(piece)
+    return pieces
