@@ -14,7 +14,8 @@ import pytest
 from blake3 import blake3
 
 from longwire.errors import UsageError
-from longwire.server.cache import WeightCache, default_cache_dir, fnv1a_64
+from longwire.server.cache import WeightCache, default_cache_dir
+from longwire.wire.fnv import fnv1a_64
 
 NO_LIMIT = 1 << 40
 
@@ -368,7 +369,14 @@ class TestTogether:
     def test_processes_share_a_folder(
         self, tmp_path: Path, limit: int, tensors: int
     ) -> None:
-        command = [sys.executable, "-c", WORKER, tmp_path, str(limit), str(tensors)]
+        command = [
+            sys.executable,
+            "-c",
+            WORKER,
+            str(tmp_path),
+            str(limit),
+            str(tensors),
+        ]
         workers = [
             subprocess.Popen(
                 command,

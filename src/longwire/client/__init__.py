@@ -1,1 +1,1 @@
-"""Devices of another machine, as ggml sees them."""
+"""The calling side: remote devices that ggml drives like local ones."""

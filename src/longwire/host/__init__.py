@@ -1,1 +1,1 @@
-"""llama.cpp as the program that uses devices: models, contexts, sampling."""
+"""llama.cpp as the host: model, context, tokens, sampling, generation."""

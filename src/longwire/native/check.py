@@ -83,7 +83,7 @@ def _check_tables(library: Library) -> None:
 
 def _check_defaults(library: Library) -> None:
     model = library.llama_model_default_params()
-    found = {
+    found: dict[str, Any] = {
         "n_gpu_layers": model.n_gpu_layers,
         "split_mode": model.split_mode,
         "main_gpu": model.main_gpu,
@@ -91,7 +91,7 @@ def _check_defaults(library: Library) -> None:
         "use_extra_bufts": model.use_extra_bufts,
         "no_alloc": model.no_alloc,
     }
-    expected = {
+    expected: dict[str, Any] = {
         "n_gpu_layers": -1,
         "split_mode": 1,
         "main_gpu": 0,

@@ -13,9 +13,9 @@ from longwire.native.library import AbortCallback, Library, LogCallback
 from longwire.native.llama import declare_llama
 from longwire.native.profiles import Profile, locate
 
-__all__ = ["NativeEngine", "load_engine", "on_abort"]
+__all__ = ["NativeEngine", "engine_log", "load_engine", "on_abort"]
 
-_log = logging.getLogger("longwire.engine")
+engine_log = logging.getLogger("longwire.engine")
 
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
 """`enum ggml_log_level`: debug 1, info 2, warn 3, error 4, continuation 5.
@@ -92,7 +92,7 @@ def _on_log(level: int, text: bytes | None, _data: int | None) -> None:
     _last_level = _LEVELS.get(level, _last_level)
     line = (text or b"").decode("utf-8", "replace").rstrip("\n")
     if line.strip(". "):
-        _log.log(_last_level, "%s", line)
+        engine_log.log(_last_level, "%s", line)
 
 
 _log_callback = LogCallback(_on_log)

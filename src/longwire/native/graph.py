@@ -36,7 +36,8 @@ def graph_nodes(graph: int) -> Addresses:
     header = Cgraph.from_address(graph)
     if header.n_nodes == 0:
         return np.zeros(0, np.uint64)
-    return array_at(header.nodes, header.n_nodes, "<u8").copy()
+    nodes: Addresses = array_at(header.nodes, header.n_nodes, "<u8").copy()
+    return nodes
 
 
 def gather(addresses: Addresses) -> npt.NDArray[Any]:

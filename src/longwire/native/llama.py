@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes as C
 from collections.abc import Mapping
+from typing import Any
 
 from longwire.native.abi import P, S
 from longwire.native.library import Library, Signature
@@ -54,7 +55,9 @@ class ModelParams(C.Structure):
     ]
 
 
-_CONTEXT_HEAD = [
+_Fields = list[tuple[str, Any]]
+
+_CONTEXT_HEAD: _Fields = [
     ("n_ctx", _U32),
     ("n_batch", _U32),
     ("n_ubatch", _U32),
@@ -83,7 +86,7 @@ _CONTEXT_HEAD = [
     ("type_v", C.c_int),
 ]
 
-_CONTEXT_TAIL = [
+_CONTEXT_TAIL: _Fields = [
     ("abort_callback", P),
     ("abort_callback_data", P),
     ("embeddings", _BOOL),

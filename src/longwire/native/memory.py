@@ -38,7 +38,8 @@ def read_i32(address: int) -> int:
 def array_at(address: int, count: int, dtype: str) -> npt.NDArray[Any]:
     """`count` elements of `dtype` at `address`, not copied."""
     size = count * np.dtype(dtype).itemsize
-    return np.frombuffer((C.c_char * size).from_address(address), dtype)
+    array: npt.NDArray[Any] = np.frombuffer(view(address, size), dtype)
+    return array
 
 
 def address_of(data: memoryview) -> int:

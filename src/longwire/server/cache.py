@@ -21,13 +21,10 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-# The package's own fnv1a_64() takes `bytes` alone, which would copy each tensor.
-from fnv_c.ext._fnv import ffi as fnv_ffi
-from fnv_c.ext._fnv import lib as fnv_lib
-
 from longwire.errors import UsageError
+from longwire.wire.fnv import fnv1a_64
 
-__all__ = ["WeightCache", "default_cache_dir", "fnv1a_64"]
+__all__ = ["WeightCache", "default_cache_dir"]
 
 _log = logging.getLogger(__name__)
 
@@ -36,11 +33,6 @@ _TEMPORARY = re.compile(r"[0-9a-f]{16}(\.blake3)?\.[0-9a-f]{16}\.tmp")
 
 _ABANDONED_S = 3600
 """A temporary file this old has lost its writer: no tensor takes an hour."""
-
-
-def fnv1a_64(data: memoryview) -> int:
-    """FNV-1a 64 of contiguous bytes, the key that clients ask for weights by."""
-    return int(fnv_lib.fnv1a_64(fnv_ffi.from_buffer(data), data.nbytes))
 
 
 def default_cache_dir() -> Path:
@@ -81,7 +73,7 @@ class WeightCache:
         self._complaints: set[str] = set()
 
     def store(self, data: memoryview) -> str:
-        """Keep contiguous `data`, and return the file name that its hash gives."""
+        """Keep contiguous bytes, and return the file name that their hash gives."""
         name = f"{fnv1a_64(data):016x}"
         if self.limit is not None and data.nbytes > self.limit:
             self._complain(f"no room for a tensor over the limit of {self.limit} bytes")

@@ -45,8 +45,10 @@ def build_graph(message: Graph, buffers: BufferTable) -> StoredGraph:
         raise BadRequest(_NAME, "a node is listed twice")
 
     native = np.zeros(len(records), GGML_TENSOR)
-    for name in ("type", "ne", "nb", "op", "op_params", "flags", "view_offs", "name"):
+    for name in ("type", "ne", "nb", "op", "op_params", "flags", "view_offs"):
         native[name] = records[name]
+    # ggml counts on a NUL in a name's 64 bytes.
+    native["name"] = records["name"].astype("S63")
     _place(records, native, buffers)
     sources = ids.resolve(records["src"].ravel(), "source").reshape(-1, 10)
     views = ids.resolve(records["view_src"], "viewed tensor")
@@ -124,7 +126,9 @@ def _check_memory(native: Columns, nodes: Columns, sources: Columns) -> None:
     used = used[used >= 0]
     empty = (native["ne"][used] == 0).any(axis=1)
     placed = native["data"][used] != 0
-    _require(placed | empty, "node works on a tensor without memory", native["name"][used])
+    _require(
+        placed | empty, "node works on a tensor without memory", native["name"][used]
+    )
 
 
 class _Ids:
@@ -143,7 +147,9 @@ class _Ids:
         at = np.searchsorted(self._sorted, wanted)
         at[at == len(self._sorted)] = 0
         none = wanted == 0
-        _require(none | (self._sorted[at] == wanted), f"{what} that is not sent", wanted)
+        _require(
+            none | (self._sorted[at] == wanted), f"{what} that is not sent", wanted
+        )
         index: npt.NDArray[np.int64] = np.where(none, -1, self._order[at])
         return index
 

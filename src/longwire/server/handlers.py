@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from longwire.errors import BadRequest, RemoteFailure
 from longwire.native.abi import Status
 from longwire.native.compute import ComputeDevice, tensor_record

@@ -110,7 +110,12 @@ def main() -> int:
         control.report("failed", reason=str(error))
         return 1
     on_abort(engine, lambda words: control.report("aborted", reason=words))
-    control.report("ready", engine=engine.profile.label, devices=_describe(devices))
+    control.report(
+        "ready",
+        engine=engine.profile.label,
+        protocol=DIALECTS[config.protocol].version,
+        devices=_describe(devices),
+    )
     while (client := control.next_client()) is not None:
         if not _serve(client, engine, devices, config, control):
             return 0

@@ -1,0 +1,56 @@
+"""Option types and groups that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+
+from longwire.native.profiles import DEFAULT_ENGINE
+
+__all__ = ["add_engine", "log_to_stderr", "names", "numbers", "positive"]
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """`--engine`: whose ggml does the computing."""
+    parser.add_argument(
+        "--engine",
+        default=DEFAULT_ENGINE,
+        metavar="NAME|PATH",
+        help="xllamacpp, llama-cpp-python, or a folder with llama.cpp's libraries "
+        "(default: %(default)s)",
+    )
+
+
+def positive(text: str) -> int:
+    """An integer above 0."""
+    value = int(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def names(text: str) -> list[str]:
+    """Names separated by commas."""
+    found = [name.strip() for name in text.split(",")]
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty name in it")
+    return found
+
+
+def numbers(text: str) -> list[float]:
+    """Numbers separated by commas."""
+    return [float(number) for number in text.split(",")]
+
+
+def log_to_stderr(verbosity: int) -> None:
+    """Warnings always; -v also what happens, -vv each step, -vvv the engine's log."""
+    level = {0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG)
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=level,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    # llama.cpp warns about harmless things on every load.
+    engine_level = logging.DEBUG if verbosity >= 3 else logging.ERROR
+    logging.getLogger("longwire.engine").setLevel(engine_level)

@@ -1,0 +1,336 @@
+"""One connection per endpoint: order, corking, and the failure latch.
+
+Commands without an answer are only appended here. They leave, all in one
+write, with the next command whose answer somebody waits for: a decode step's
+inputs, the recompute and the read of its result are one write and one read.
+
+Two rules keep this safe. Nobody waits for an answer while any connection of
+the process holds back a graph (`flush_all`), so that workers overlap. And
+nothing is sent while an answer is owed, so that two full socket buffers never
+face each other.
+
+The first failure is latched. Every later call raises it at once, and touches
+no socket.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from longwire.errors import (
+    ConnectionLost,
+    LongwireError,
+    RemoteFailure,
+    VersionMismatch,
+)
+from longwire.transport.endpoint import Endpoint
+from longwire.transport.stream import Stream, connect
+from longwire.wire import messages as m
+from longwire.wire.constants import Command
+from longwire.wire.dialects import DIALECTS, V8, Dialect
+from longwire.wire.frames import ANSWER_HEADER, REQUEST_HEADER
+
+__all__ = ["Connection", "Deadlines", "Traffic"]
+
+_CORK_LIMIT = 256 * 1024
+"""Held-back bytes beyond this leave without waiting for a reader."""
+
+_BULK = 64 * 1024
+"""Data from this size on goes from the caller's memory to the socket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long to wait, in seconds."""
+
+    connect_s: float = 5.0
+    """For the connection and, again, for the HELLO answer."""
+    answer_s: float = 1800.0
+    """For each answer. A large ubatch on a slow CPU takes minutes."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What one connection has carried, and where the time went."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    round_trips: int = 0
+    """Waits for an answer; answers that arrive together count once."""
+    graphs: int = 0
+    """Graphs sent whole."""
+    recomputes: int = 0
+    send_s: float = 0.0
+    wait_s: float = 0.0
+    """From the last byte sent to the first byte of the answer."""
+    receive_s: float = 0.0
+
+    def snapshot(self) -> Traffic:
+        """A copy, to subtract from a later one."""
+        return replace(self)
+
+    def since(self, earlier: Traffic) -> Traffic:
+        """The difference to an earlier snapshot."""
+        return self._combined(earlier, operator.sub)
+
+    def plus(self, other: Traffic) -> Traffic:
+        """Both together."""
+        return self._combined(other, operator.add)
+
+    def _combined(self, other: Traffic, by: Callable[[Any, Any], Any]) -> Traffic:
+        names = [f.name for f in fields(self)]
+        return Traffic(*(by(getattr(self, n), getattr(other, n)) for n in names))
+
+
+@dataclass(slots=True)
+class _Read:
+    command: Command
+    target: memoryview
+    sent: bool = False
+
+
+_open: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+class Connection:
+    """A greeted connection. Safe to use from several threads."""
+
+    def __init__(self, endpoint: Endpoint, stream: Stream, dialect: Dialect) -> None:
+        self.endpoint = endpoint
+        self.dialect = dialect
+        self.failure: LongwireError | None = None
+        self.traffic = Traffic()
+        self._stream = stream
+        self._lock = threading.RLock()
+        self._corked = bytearray()
+        self._holds_graph = False
+        self._reads: list[_Read] = []
+        _open.add(self)
+
+    @classmethod
+    def open(cls, endpoint: Endpoint, deadlines: Deadlines) -> Connection:
+        """Connect and say HELLO.
+
+        Raises:
+            ConnectionLost: no connection, or no HELLO answer in time.
+            VersionMismatch: the server speaks another protocol.
+        """
+        try:
+            stream = connect(endpoint, deadlines.connect_s)
+        except OSError as error:
+            raise ConnectionLost(str(endpoint), "connect", _reason(error)) from error
+        # The dialect is known only after HELLO, which is the same in all.
+        connection = cls(endpoint, stream, V8)
+        try:
+            answer = connection.ask(Command.HELLO, m.Hello().encode())
+        except LongwireError:
+            connection.close()
+            raise
+        hello = m.HelloAnswer.decode(answer)
+        dialect = DIALECTS.get(hello.major)
+        if dialect is None or hello.minor > dialect.minor:
+            connection.close()
+            supported = " and ".join(d.version for d in DIALECTS.values())
+            found = f"{hello.major}.{hello.minor}.{hello.patch}"
+            raise VersionMismatch(str(endpoint), found, supported)
+        connection.dialect = dialect
+        stream.set_deadline(deadlines.answer_s)
+        return connection
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing has failed on this connection so far."""
+        return self.failure is None
+
+    def post(self, command: Command, *pieces: m.Bytes) -> None:
+        """Queue a command that has no answer.
+
+        Raises:
+            LongwireError: the latched failure.
+        """
+        size = sum(map(len, pieces))
+        with self._lock:
+            self._raise_failure()
+            self._corked += REQUEST_HEADER.pack(command, size)
+            if size >= _BULK:
+                self._send(command, pieces)
+                return
+            for piece in pieces:
+                self._corked += piece
+            if command == Command.GRAPH_COMPUTE or command == Command.GRAPH_RECOMPUTE:
+                self._holds_graph = True
+            if len(self._corked) > _CORK_LIMIT:
+                self._send(command)
+
+    def ask(self, command: Command, body: m.Bytes) -> bytes:
+        """Send a command and wait for its answer, of the size its table gives.
+
+        Raises:
+            LongwireError: the latched failure, or a new one.
+        """
+        size = self.dialect.shapes[command].answer
+        assert size is not None and size >= 0, command
+        answer = bytearray(size)
+        self.ask_into(command, body, memoryview(answer))
+        return bytes(answer)
+
+    def ask_into(self, command: Command, body: m.Bytes, target: memoryview) -> None:
+        """Send a command and receive its answer in place.
+
+        Raises:
+            LongwireError: the latched failure, or a new one.
+        """
+        flush_all(but=self)
+        with self._lock:
+            self.queue_read(command, body, target)
+            self._settle()
+
+    def queue_read(self, command: Command, body: m.Bytes, target: memoryview) -> None:
+        """Queue a command whose answer goes to `target`, by `synchronize` at latest.
+
+        Raises:
+            LongwireError: the latched failure.
+        """
+        with self._lock:
+            self._raise_failure()
+            self._corked += REQUEST_HEADER.pack(command, len(body))
+            self._corked += body
+            self._reads.append(_Read(command, target))
+
+    def synchronize(self) -> None:
+        """Send what a graph waits for, and receive all queued reads.
+
+        Raises:
+            LongwireError: the latched failure, or a new one.
+        """
+        if self._reads:
+            flush_all(but=self)
+        with self._lock:
+            self._raise_failure()
+            if self._reads:
+                self._settle()
+            elif self._holds_graph:
+                self._send(Command.GRAPH_RECOMPUTE)
+
+    def flush(self) -> None:
+        """Send everything held back; answers stay owed.
+
+        Raises:
+            LongwireError: the latched failure, or a new one.
+        """
+        with self._lock:
+            self._raise_failure()
+            if self._corked:
+                self._send(Command.GRAPH_RECOMPUTE)
+
+    def fail(self, error: BaseException, command: str) -> LongwireError:
+        """Latch a failure, unless there is one, and return the latched one."""
+        with self._lock:
+            if self.failure is None:
+                if not isinstance(error, LongwireError):
+                    lost = ConnectionLost(str(self.endpoint), command, _reason(error))
+                    lost.__cause__ = error
+                    error = lost
+                self.failure = error
+                self._stream.close()
+                self._corked = bytearray()
+                self._holds_graph = False
+                # Nobody may take what is in these for an answer.
+                for read in self._reads:
+                    read.target[:] = bytes(len(read.target))
+                self._reads.clear()
+            return self.failure
+
+    def check(self) -> None:
+        """Raise the latched failure, if there is one.
+
+        Raises:
+            LongwireError: names the endpoint, the command and the cause.
+        """
+        self._raise_failure()
+
+    def close(self) -> None:
+        """Leave the server; idempotent. Later calls say that it is closed."""
+        self.fail(ConnectionLost(str(self.endpoint), "close", "closed"), "close")
+
+    def _raise_failure(self) -> None:
+        if self.failure is not None:
+            if isinstance(self.failure.__cause__, KeyboardInterrupt):
+                raise KeyboardInterrupt from self.failure
+            raise self.failure
+
+    def _send(self, command: Command, pieces: Sequence[m.Bytes] = ()) -> None:
+        """Write what is corked, then `pieces`. Called with the lock held."""
+        if any(read.sent for read in self._reads):
+            self._receive()
+        corked, self._corked = self._corked, bytearray()
+        self._holds_graph = False
+        started = time.perf_counter()
+        try:
+            self._stream.send([corked, *pieces])
+        except BaseException as error:
+            raise self.fail(error, command.name) from error
+        self.traffic.send_s += time.perf_counter() - started
+        self.traffic.bytes_sent += len(corked) + sum(map(len, pieces))
+        for read in self._reads:
+            read.sent = True
+
+    def _settle(self) -> None:
+        """Send, and receive every queued read. Called with the lock held."""
+        if self._corked:
+            self._send(self._reads[-1].command)
+        self._receive()
+
+    def _receive(self) -> None:
+        traffic = self.traffic
+        traffic.round_trips += 1
+        while self._reads and self._reads[0].sent:
+            read = self._reads[0]
+            expected = len(read.target)
+            try:
+                started = time.perf_counter()
+                (size,) = ANSWER_HEADER.unpack(self._stream.take(ANSWER_HEADER.size))
+                arrived = time.perf_counter()
+                traffic.wait_s += arrived - started
+                if size != expected:
+                    raise RemoteFailure(
+                        str(self.endpoint),
+                        read.command.name,
+                        f"answered {size} bytes where {expected} were due",
+                    )
+                self._stream.take_into(read.target)
+                traffic.receive_s += time.perf_counter() - arrived
+            except BaseException as error:
+                raise self.fail(error, read.command.name) from error
+            traffic.bytes_received += ANSWER_HEADER.size + size
+            self._reads.pop(0)
+
+
+def flush_all(but: Connection | None = None) -> None:
+    """Send the graphs that any connection holds back, before somebody waits."""
+    for connection in list(_open):
+        if connection is not but and connection._holds_graph:
+            try:
+                connection.flush()
+            except LongwireError:
+                # Latched there; whoever uses that connection will be told.
+                continue
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer before the deadline"
+    if isinstance(error, EOFError):
+        return (
+            "the server closed the connection (it refused the last commands, "
+            "or it is gone; its log says which)"
+        )
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__

@@ -1,0 +1,181 @@
+"""From ggml's tensors to the records that name them on the wire."""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from longwire.errors import UsageError
+from longwire.native.abi import GGML_TENSOR
+from longwire.native.graph import gather, graph_nodes, use_counts
+from longwire.native.memory import read
+from longwire.wire.constants import U32_MAX
+from longwire.wire.graphs import Graph
+from longwire.wire.tensors import TENSOR, Tensor
+
+__all__ = ["NativeTensor", "Records", "read_tensor"]
+
+_SIZE = GGML_TENSOR.itemsize
+_NATIVE = struct.Struct("<i4xQ4q4Qi64si10QQQQ64sQ8x")
+assert _NATIVE.size == _SIZE
+
+_REMEMBERED = 8192
+"""Records kept by tensor address; a load names each weight once."""
+
+
+class NativeTensor(NamedTuple):
+    """The fields of one `ggml_tensor`, in Python."""
+
+    address: int
+    type: int
+    buffer: int
+    ne: tuple[int, int, int, int]
+    nb: tuple[int, int, int, int]
+    op: int
+    op_params: bytes
+    flags: int
+    src: tuple[int, ...]
+    view_src: int
+    view_offs: int
+    data: int
+    name: bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether shape and strides fit the wire's 32 bits."""
+        return max(self.ne) <= U32_MAX and max(self.nb) <= U32_MAX
+
+
+def read_tensor(address: int) -> NativeTensor:
+    """Read the `ggml_tensor` at `address`."""
+    return _unpack(address, read(address, _SIZE))
+
+
+def _unpack(address: int, raw: bytes) -> NativeTensor:
+    f = _NATIVE.unpack(raw)
+    return NativeTensor(
+        address=address,
+        type=f[0],
+        buffer=f[1],
+        ne=f[2:6],
+        nb=f[6:10],
+        op=f[10],
+        op_params=f[11],
+        flags=f[12],
+        src=f[13:23],
+        view_src=f[23],
+        view_offs=f[24],
+        data=f[25],
+        name=f[26].split(b"\0", 1)[0],
+    )
+
+
+class Handled(Protocol):
+    """A buffer that has a handle on the server."""
+
+    handle: int
+
+
+class Records:
+    """Makes the records of one connection.
+
+    `buffers` are that connection's live buffers by native address; a tensor
+    anywhere else is sent without buffer and address (PROTOCOL.md, "Tensor
+    record"). Ids are the tensors' addresses under a secret mask: they stay
+    unique, and the server learns no address of this process.
+    """
+
+    def __init__(self, buffers: Mapping[int, Handled]) -> None:
+        self._buffers = buffers
+        self._mask = secrets.randbits(63) << 1 | 1
+        self._known: dict[int, tuple[bytes, bytes]] = {}
+
+    def of(self, address: int) -> bytes:
+        """The 296 bytes of one tensor, for everything but graphs."""
+        raw = read(address, _SIZE)
+        known = self._known.get(address)
+        if known is not None and known[0] == raw:
+            return known[1]
+        record = self.encode(_unpack(address, raw))
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        self._known[address] = (raw, record)
+        return record
+
+    def forget(self) -> None:
+        """A buffer is gone, and with it the handle in remembered records."""
+        self._known.clear()
+
+    def encode(self, tensor: NativeTensor) -> bytes:
+        """The record of a tensor that was read before. Its sources are left out."""
+        if not tensor.fits:
+            raise UsageError(
+                f"tensor {tensor.name.decode(errors='replace')!r}: shape {tensor.ne} "
+                f"with strides {tensor.nb} does not fit the wire's 32 bits"
+            )
+        buffer = self._buffers.get(tensor.buffer)
+        return Tensor(
+            id=tensor.address ^ self._mask,
+            type=tensor.type,
+            buffer=buffer.handle if buffer else 0,
+            ne=tensor.ne,
+            nb=tensor.nb,
+            op=tensor.op,
+            op_params=tensor.op_params,
+            flags=tensor.flags,
+            view_src=tensor.view_src ^ self._mask if tensor.view_src else 0,
+            view_offs=tensor.view_offs,
+            data=tensor.data if buffer else 0,
+            name=tensor.name,
+        ).encode()
+
+    def graph(self, graph: int, device: int, uid: int) -> Graph:
+        """The message for a `ggml_cgraph`, pruned to what the server needs.
+
+        That is the nodes, their sources, and what those are views of. Sources
+        of tensors that are not nodes are written as 0, so that a graph does
+        not drag along the history that computed its inputs.
+        """
+        addresses = graph_nodes(graph)
+        n_nodes = len(addresses)
+        tensors = gather(addresses)
+        wanted = np.append(tensors["src"].ravel(), tensors["view_src"])
+        while len(new := np.setdiff1d(wanted[wanted != 0], addresses)):
+            found = gather(new).copy()
+            found["src"] = 0
+            wanted = found["view_src"]
+            addresses = np.append(addresses, new)
+            tensors = np.append(tensors, found)
+        records = self._columns(addresses, tensors)
+        records["use_count"] = use_counts(graph, addresses)
+        return Graph(device, uid, records["id"][:n_nodes].copy(), records)
+
+    def _columns(
+        self, addresses: npt.NDArray[np.uint64], tensors: npt.NDArray[Any]
+    ) -> npt.NDArray[Any]:
+        if (tensors["ne"] > U32_MAX).any() or (tensors["nb"] > U32_MAX).any():
+            raise UsageError("a graph's strides do not fit the wire's 32 bits")
+        records = np.zeros(len(tensors), TENSOR)
+        for name in ("type", "ne", "nb", "op", "op_params", "flags", "view_offs"):
+            records[name] = tensors[name]
+        records["name"] = tensors["name"]
+        records["id"] = self._masked(addresses)
+        records["src"] = self._masked(tensors["src"])
+        records["view_src"] = self._masked(tensors["view_src"])
+        unique, inverse = np.unique(tensors["buffer"], return_inverse=True)
+        known = [self._buffers.get(address) for address in unique.tolist()]
+        handles = np.array([b.handle if b else 0 for b in known], np.uint64)
+        records["buffer"] = handles[inverse.ravel()]
+        records["data"] = np.where(records["buffer"] != 0, tensors["data"], 0)
+        return records
+
+    def _masked(self, addresses: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        masked: npt.NDArray[np.uint64] = np.where(
+            addresses != 0, addresses ^ np.uint64(self._mask), np.uint64(0)
+        )
+        return masked

@@ -1,0 +1,140 @@
+"""`connect`: endpoints to remote devices, one connection each."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from longwire.client.connection import Connection, Deadlines
+from longwire.client.device import RemoteDevice, Session
+from longwire.errors import LongwireError, RemoteFailure
+from longwire.native.engine import NativeEngine, load_engine
+from longwire.native.plugin import Registry
+from longwire.native.profiles import DEFAULT_ENGINE
+from longwire.transport.endpoint import Endpoint, parse_endpoints
+from longwire.wire import messages as m
+from longwire.wire.constants import Command
+
+__all__ = ["close", "connect", "try_connect"]
+
+_log = logging.getLogger("longwire.client")
+
+_MAX_DEVICES = 64
+"""Per endpoint; a server that claims more is not a server."""
+
+_lock = threading.Lock()
+_numbers = itertools.count()
+_registries: dict[str, Registry] = {}
+_devices: dict[tuple[str, Endpoint], list[RemoteDevice]] = {}
+
+
+def connect(
+    endpoints: str | Iterable[Endpoint],
+    *,
+    engine: str = DEFAULT_ENGINE,
+    deadlines: Deadlines | None = None,
+) -> list[RemoteDevice]:
+    """Connect to endpoints ("host:port,...") and return all their devices.
+
+    The devices are for `Engine(devices=...)` of the same `engine`. An endpoint
+    that is connected already is not connected again; one whose connection
+    failed is, and its devices come back to life.
+
+    Raises:
+        EndpointError: the text names no endpoints.
+        ConnectionLost: an endpoint cannot be reached. All are tried at once, so
+            dead ones cost one time-out together; the first is raised.
+        VersionMismatch: an endpoint speaks another protocol.
+        NativeError: the engine cannot be loaded.
+    """
+    results = try_connect(endpoints, engine=engine, deadlines=deadlines)
+    for result in results.values():
+        if isinstance(result, LongwireError):
+            raise result
+    return [d for found in results.values() if isinstance(found, list) for d in found]
+
+
+def try_connect(
+    endpoints: str | Iterable[Endpoint],
+    *,
+    engine: str = DEFAULT_ENGINE,
+    deadlines: Deadlines | None = None,
+) -> dict[Endpoint, list[RemoteDevice] | LongwireError]:
+    """Like `connect`, but each endpoint's error stands in its place.
+
+    Raises:
+        EndpointError: the text names no endpoints.
+        NativeError: the engine cannot be loaded.
+    """
+    if isinstance(endpoints, str):
+        endpoints = parse_endpoints(endpoints)
+    wanted = list(endpoints)
+    native = load_engine(engine)
+    limits = deadlines or Deadlines()
+    with _lock:
+        fresh = [e for e in wanted if not _is_connected(engine, e)]
+        with ThreadPoolExecutor(max(1, len(fresh))) as pool:
+            opened = dict(
+                zip(fresh, pool.map(lambda e: _open(e, limits), fresh), strict=True)
+            )
+        return {e: _settle(native, engine, e, opened.get(e)) for e in wanted}
+
+
+def close(devices: Iterable[RemoteDevice]) -> None:
+    """Leave the servers of these devices; models that use them stop working."""
+    for connection in {device.connection for device in devices}:
+        connection.close()
+
+
+Opened = tuple[Connection, int] | LongwireError
+
+
+def _is_connected(engine: str, endpoint: Endpoint) -> bool:
+    devices = _devices.get((engine, endpoint))
+    return bool(devices) and devices[0].connection.healthy
+
+
+def _open(endpoint: Endpoint, deadlines: Deadlines) -> Opened:
+    try:
+        connection = Connection.open(endpoint, deadlines)
+        (count,) = m.U32.unpack(connection.ask(Command.DEVICE_COUNT, b""))
+        if not 0 < count <= _MAX_DEVICES:
+            connection.close()
+            raise RemoteFailure(
+                str(endpoint), "DEVICE_COUNT", f"offers {count} devices"
+            )
+        return connection, count
+    except LongwireError as error:
+        return error
+
+
+def _settle(
+    native: NativeEngine, engine: str, endpoint: Endpoint, opened: Opened | None
+) -> list[RemoteDevice] | LongwireError:
+    """Give an opened connection its devices. Called with the lock held."""
+    known = _devices.get((engine, endpoint))
+    if opened is None:
+        assert known is not None
+        return known
+    if isinstance(opened, LongwireError):
+        return opened
+    connection, count = opened
+    session = Session(connection)
+    registry = _registries.get(engine)
+    if registry is None:
+        registry = _registries[engine] = Registry(native)
+    devices = list(known or ())[:count]
+    # ggml never forgets a device: one that was here before gets its place back.
+    for device in devices:
+        device.attach(session)
+    for index in range(len(devices), count):
+        name = f"RPC{next(_numbers)}"
+        devices.append(RemoteDevice(registry, name, index, session))
+    _devices[(engine, endpoint)] = devices
+    _log.info(
+        "%s: protocol %s, %d device(s)", endpoint, connection.dialect.version, count
+    )
+    return devices

@@ -1,0 +1,136 @@
+"""One generation: prefill, then token by token, with what it cost."""
+
+from __future__ import annotations
+
+import codecs
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from longwire.client.connection import Connection, Traffic
+from longwire.host.sampling import Sampling
+from longwire.native.model import NativeSampler
+
+if TYPE_CHECKING:
+    from longwire.host.engine import Engine
+
+__all__ = ["Generation", "Phase", "Token"]
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token, and the text that became complete with it."""
+
+    id: int
+    text: str
+    """Empty while a character still lacks bytes."""
+
+
+@dataclass(slots=True)
+class Phase:
+    """Cost of the prefill, or of the decode steps."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    traffic: dict[str, Traffic] = field(default_factory=dict)
+    """By endpoint."""
+
+    @property
+    def tok_s(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def total(self) -> Traffic:
+        """All endpoints together."""
+        total = Traffic()
+        for traffic in self.traffic.values():
+            total = total.plus(traffic)
+        return total
+
+
+class Generation:
+    """Iterate to generate; the costs are complete when it ends."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompt: Sequence[int],
+        max_tokens: int,
+        sampling: Sampling,
+        stop_at_end: bool,
+    ) -> None:
+        self.prompt = list(prompt)
+        self.tokens: list[int] = []
+        self.text = ""
+        self.prefill = Phase()
+        self.decode = Phase()
+        self._engine = engine
+        self._max_tokens = max_tokens
+        self._sampling = sampling
+        self._stop_at_end = stop_at_end
+        self._tokens = self._run()
+
+    def __iter__(self) -> Iterator[Token]:
+        return self._tokens
+
+    def finish(self) -> Generation:
+        """Run to the end, and return self."""
+        for _ in self._tokens:
+            continue
+        return self
+
+    def _run(self) -> Iterator[Token]:
+        engine, sampling = self._engine, self._sampling
+        sampler = None
+        if not sampling.greedy:
+            sampler = NativeSampler(
+                engine.model.engine,
+                sampling.top_k,
+                sampling.top_p,
+                sampling.temperature,
+                sampling.seed,
+            )
+        text = codecs.getincrementaldecoder("utf-8")("replace")
+        try:
+            engine.reset()
+            self._measured(self.prefill, self.prompt)
+            while len(self.tokens) < self._max_tokens:
+                token = sampler.sample(engine.context) if sampler else engine.greedy()
+                if self._stop_at_end and engine.model.is_end(token):
+                    break
+                self.tokens.append(token)
+                piece = (
+                    engine.model.piece(token) if engine.model.has_vocabulary else b""
+                )
+                done = (
+                    len(self.tokens) == self._max_tokens
+                    or engine.n_past >= engine.context.n_ctx
+                )
+                fresh = text.decode(piece, final=done)
+                self.text += fresh
+                yield Token(token, fresh)
+                if done:
+                    return
+                self._measured(self.decode, [token])
+            rest = text.decode(b"", final=True)
+            if rest:
+                self.text += rest
+        finally:
+            if sampler:
+                sampler.close()
+
+    def _measured(self, phase: Phase, tokens: Sequence[int]) -> None:
+        connections = self._connections()
+        before = [c.traffic.snapshot() for c in connections]
+        started = time.perf_counter()
+        self._engine.eval(tokens)
+        phase.seconds += time.perf_counter() - started
+        phase.tokens += len(tokens)
+        for connection, earlier in zip(connections, before, strict=True):
+            spent = connection.traffic.since(earlier)
+            name = str(connection.endpoint)
+            known = phase.traffic.get(name)
+            phase.traffic[name] = spent.plus(known) if known else spent
+
+    def _connections(self) -> list[Connection]:
+        return list(dict.fromkeys(d.connection for d in self._engine.remote_devices))
