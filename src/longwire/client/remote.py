@@ -94,7 +94,7 @@ Opened = tuple[Connection, int] | LongwireError
 
 def _is_connected(engine: str, endpoint: Endpoint) -> bool:
     devices = _devices.get((engine, endpoint))
-    return bool(devices) and devices[0].connection.healthy
+    return devices is not None and devices[0].connection.healthy
 
 
 def _open(endpoint: Endpoint, deadlines: Deadlines) -> Opened:

@@ -99,9 +99,7 @@ class Generation:
                 if self._stop_at_end and engine.model.is_end(token):
                     break
                 self.tokens.append(token)
-                piece = (
-                    engine.model.piece(token) if engine.model.has_vocabulary else b""
-                )
+                piece = engine.model.piece(token)
                 done = (
                     len(self.tokens) == self._max_tokens
                     or engine.n_past >= engine.context.n_ctx

@@ -180,7 +180,12 @@ class NativeModel:
         return tokens[:n]
 
     def piece(self, token: int) -> bytes:
-        """A token's bytes; a character may be spread over several tokens."""
+        """A token's bytes; a character may be spread over several tokens.
+
+        Without a vocabulary there are none.
+        """
+        if not self.has_vocabulary:
+            return b""
         room = 64
         while True:
             buffer = C.create_string_buffer(room)

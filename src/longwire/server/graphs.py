@@ -99,7 +99,7 @@ def _sizes(records: Columns) -> npt.NDArray[np.uint64]:
     )
     total = spans.astype(np.float64).sum(axis=1)
     _require(total < _SIZE_LIMIT, "strides that are too large", records["name"])
-    sizes = spans.sum(axis=1)
+    sizes: npt.NDArray[np.uint64] = spans.sum(axis=1)
     sizes[empty] = 0
     return sizes
 
