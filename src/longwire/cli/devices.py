@@ -113,7 +113,7 @@ def _remote(device: RemoteDevice) -> _Row:
 def _print(rows: list[_Row], errors: dict[str, str]) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("device", "description", "endpoint", "speaks"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", min_width=9)
     for column in ("free", "total", "round trip"):
         table.add_column(column, justify="right")
     gib = 1 << 30

@@ -250,9 +250,11 @@ def result(engine: Engine, generation: Generation) -> dict[str, Any]:
 def _summary(generation: Generation) -> str:
     decode = generation.decode
     total, steps = decode.total(), max(1, decode.tokens)
+    prefill = generation.prefill
     return (
-        f"prefill {len(generation.prompt)} tokens, {generation.prefill.tok_s:.1f} tok/s;"
-        f" decode {len(generation.tokens)} tokens, {decode.tok_s:.1f} tok/s;"
-        f" per token {total.round_trips / steps:.2g} round trips,"
-        f" {total.bytes_sent / steps:.0f} B out, {total.bytes_received / steps:.0f} B in"
+        f"prefill {prefill.tokens} tokens, {prefill.tok_s:.1f} tok/s; "
+        f"decode {len(generation.tokens)} tokens, {decode.tok_s:.1f} tok/s; "
+        f"per token {total.round_trips / steps:.2g} round trips, "
+        f"{total.bytes_sent / steps:.0f} B out, "
+        f"{total.bytes_received / steps:.0f} B in"
     )

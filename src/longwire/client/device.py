@@ -59,6 +59,7 @@ class RemoteDevice:
     ) -> None:
         self.name = name
         self.index = index
+        self.registry = registry
         self.endpoint: Endpoint = session.connection.endpoint
         self.description = str(self.endpoint)
         self.attach(session)

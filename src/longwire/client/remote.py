@@ -27,7 +27,6 @@ _MAX_DEVICES = 64
 
 _lock = threading.Lock()
 _numbers = itertools.count()
-_registries: dict[str, Registry] = {}
 _devices: dict[tuple[str, Endpoint], list[RemoteDevice]] = {}
 
 
@@ -123,13 +122,11 @@ def _settle(
         return opened
     connection, count = opened
     session = Session(connection)
-    registry = _registries.get(engine)
-    if registry is None:
-        registry = _registries[engine] = Registry(native)
     devices = list(known or ())[:count]
     # ggml never forgets a device: one that was here before gets its place back.
     for device in devices:
         device.attach(session)
+    registry = Registry(native)
     for index in range(len(devices), count):
         name = f"RPC{next(_numbers)}"
         devices.append(RemoteDevice(registry, name, index, session))

@@ -100,6 +100,7 @@ class Registry:
     def __init__(self, engine: NativeEngine) -> None:
         self.engine = engine
         self.plugins: list[DevicePlugin] = []
+        self._registered = False
         self._name = C.c_char_p(b"RPC")
         self._struct = abi.Reg(api_version=engine.profile.api_version)
         self.address = C.addressof(self._struct)
@@ -118,8 +119,13 @@ class Registry:
         return plugin
 
     def register(self) -> None:
-        """Show the devices to everything that lists ggml's devices; for good."""
-        self.engine.library.ggml_backend_register(self.address)
+        """Show the devices to everything that lists ggml's devices; for good.
+
+        Idempotent. Devices added later stay unseen: ggml takes the list once.
+        """
+        if not self._registered:
+            self._registered = True
+            self.engine.library.ggml_backend_register(self.address)
 
 
 class DevicePlugin:
