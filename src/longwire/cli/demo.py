@@ -28,7 +28,7 @@ from longwire.host.workers import local_workers
 __all__ = ["add_parser", "demo_model"]
 
 _SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
-_PROMPT = "A short list of things that travel along a wire:"
+_PROMPT = "Once upon a time, in a village by the sea,"
 _PINGS = 9
 _COLUMNS = (
     "layers",
@@ -50,7 +50,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("-p", "--prompt", default=_PROMPT, help="text to continue")
     parser.add_argument(
-        "-n", "--predict", type=positive, default=96, help="tokens (%(default)s)"
+        "-n", "--predict", type=positive, default=64, help="tokens (%(default)s)"
     )
     parser.add_argument(
         "--workers", type=positive, default=2, help="worker processes (%(default)s)"
@@ -164,7 +164,12 @@ def _speak(
 
 
 def _table(engine: Engine, generation: Generation) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title="per decoded token", title_justify="left")
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        title="per decoded token",
+        title_justify="left",
+    )
     for column in ("device", "endpoint"):
         table.add_column(column, no_wrap=True)
     for column in _COLUMNS:

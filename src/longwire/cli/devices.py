@@ -111,9 +111,9 @@ def _remote(device: RemoteDevice) -> _Row:
 
 
 def _print(rows: list[_Row], errors: dict[str, str]) -> None:
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("device", "description", "endpoint", "speaks"):
-        table.add_column(column, overflow="fold", min_width=9)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("device", "description", "speaks"):
+        table.add_column(column, no_wrap=True)
     for column in ("free", "total", "round trip"):
         table.add_column(column, justify="right")
     gib = 1 << 30
@@ -121,7 +121,6 @@ def _print(rows: list[_Row], errors: dict[str, str]) -> None:
         table.add_row(
             row.name,
             row.description,
-            row.endpoint,
             row.protocol,
             f"{row.free / gib:.1f} GiB",
             f"{row.total / gib:.1f} GiB",

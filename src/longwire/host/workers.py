@@ -13,27 +13,29 @@ from typing import IO
 
 from longwire.errors import NativeError
 
-__all__ = ["LocalWorker", "local_workers"]
+__all__ = ["ListeningProcess", "LocalWorker", "local_workers"]
 
 _START_S = 60.0
 _STOP_S = 10.0
 _READY = "listening on "
 
 
-class LocalWorker:
-    """One `longwire serve` on a free loopback port. Close it, or use `with`."""
+class ListeningProcess:
+    """A child process that says "listening on HOST:PORT". Close it, or use `with`."""
 
     def __init__(
-        self, *options: str, stderr: int | IO[str] | None = subprocess.DEVNULL
+        self,
+        module: str,
+        *arguments: str,
+        stderr: int | IO[str] | None = subprocess.DEVNULL,
     ) -> None:
-        """Start a worker and wait until it serves; `options` are `serve`'s.
+        """Start `python -m module` and wait until it listens.
 
         Raises:
             NativeError: it ended, or said nothing for a minute.
         """
-        command = [sys.executable, "-m", "longwire", "serve", "-p", "0", *options]
         self.process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -42,12 +44,12 @@ class LocalWorker:
             start_new_session=True,
         )
         try:
-            self.endpoint = self._wait_ready()
+            self.endpoint = self._wait_ready(module)
         except BaseException:
             self.close()
             raise
 
-    def __enter__(self) -> LocalWorker:
+    def __enter__(self) -> ListeningProcess:
         return self
 
     def __exit__(
@@ -59,7 +61,7 @@ class LocalWorker:
         self.close()
 
     def close(self) -> None:
-        """Stop the worker and its sessions; idempotent."""
+        """Stop the process; idempotent."""
         self.process.terminate()
         try:
             self.process.wait(_STOP_S)
@@ -69,7 +71,7 @@ class LocalWorker:
         if self.process.stdout:
             self.process.stdout.close()
 
-    def _wait_ready(self) -> str:
+    def _wait_ready(self, module: str) -> str:
         lines: queue.Queue[str | None] = queue.Queue()
         reader = threading.Thread(target=self._read, args=(lines,), daemon=True)
         reader.start()
@@ -80,7 +82,7 @@ class LocalWorker:
                     reader.join()
                     return line.removeprefix(_READY).strip()
                 said.append(line)
-        raise NativeError(f"a worker did not start: {''.join(said) or 'no output'}")
+        raise NativeError(f"{module} did not start: {''.join(said) or 'no output'}")
 
     def _read(self, lines: queue.Queue[str | None]) -> None:
         assert self.process.stdout is not None
@@ -89,6 +91,15 @@ class LocalWorker:
             if line.startswith(_READY):
                 return
         lines.put(None)
+
+
+class LocalWorker(ListeningProcess):
+    """One `longwire serve` on a free loopback port; `options` are `serve`'s."""
+
+    def __init__(
+        self, *options: str, stderr: int | IO[str] | None = subprocess.DEVNULL
+    ) -> None:
+        super().__init__("longwire", "serve", "-p", "0", *options, stderr=stderr)
 
 
 @contextlib.contextmanager

@@ -227,7 +227,7 @@ class Supervisor:
                 continue
             client.close()
             session.peer = peer
-            _log.info("session %d serves %s", session.number, peer)
+            _log.info("session %d (pid %d) serves %s", session.number, session.process.pid, peer)
 
     # Reports.
 

@@ -1,0 +1,175 @@
+"""What can be measured, and between whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from longwire.errors import UsageError
+from longwire.native.cpp_rpc import CPP_ENGINE, find_cpp_rpc
+from longwire.native.profiles import DEFAULT_ENGINE
+
+__all__ = ["BENCHES", "PAIRS", "REFERENCE", "Bench", "Pair", "Plan", "Settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One question that can be asked."""
+
+    summary: str
+    unit: str
+    n_prompt: int
+    n_tokens: int
+    """Decode steps after the prompt."""
+    wire_per: str = "token"
+    lower_is_better: bool = False
+
+
+BENCHES: Mapping[str, Bench] = {
+    "decode": Bench("tokens per second, one by one", "tok/s", 16, 64),
+    "prefill": Bench("tokens per second of a long prompt", "tok/s", 1024, 0),
+    "load": Bench("model bytes per second, until ready", "MB/s", 16, 0, "load"),
+    # Prompt and steps stay below 256 tokens, where llama.cpp rebuilds the graph.
+    "hop": Bench(
+        "what the wire adds to a token", "us/token", 16, 200, lower_is_better=True
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Whose client talks to whose server: "longwire" or "cpp"."""
+
+    client: str
+    server: str
+
+    def __str__(self) -> str:
+        return f"{self.client}-{self.server}"
+
+
+PAIRS = (
+    Pair("longwire", "longwire"),
+    Pair("cpp", "cpp"),
+    Pair("longwire", "cpp"),
+    Pair("cpp", "longwire"),
+)
+
+REFERENCE = Pair("cpp", "cpp")
+"""What ratios are taken against."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One bench as asked for.
+
+    Raises:
+        UsageError: settings that cannot be.
+    """
+
+    bench: str
+    model: str | None = None
+    """A GGUF file; hop makes its own without."""
+    workers: int = 1
+    threads: int = 1
+    """Of each worker, and of the host."""
+    runs: int = 5
+    n_prompt: int | None = None
+    n_tokens: int | None = None
+    """None is the bench's own number, for the prompt as well."""
+    ubatch: int = 128
+    cache: bool = False
+    """Give each server a weight cache, and measure loads that find it full."""
+    relay_delay_ms: float = 0.0
+    """Added one way, in each direction."""
+    relay_rate_mbit: float | None = None
+    engine: str | None = None
+    """None is the peers' engine, or the default one where there are no peers."""
+    pairs: tuple[str, ...] = ()
+    """Names of pairings; empty for all there can be."""
+    settle_s: float = 1.0
+    """Pause between load and measurement: a server that keeps spare sessions
+    starts a new one when a client comes, and that is not a token's cost."""
+    timeout_s: float = 900.0
+    """For one measurement, the load included."""
+
+    def __post_init__(self) -> None:
+        if self.bench not in BENCHES:
+            raise UsageError(
+                f"there is no bench {self.bench!r}; there are {', '.join(BENCHES)}"
+            )
+        if self.model is None and self.bench != "hop":
+            raise UsageError(f"{self.bench} needs a model; give one with --model")
+        if self.model is not None and not Path(self.model).is_file():
+            raise UsageError(f"there is no model file {self.model}")
+        if self.cache and self.bench != "load":
+            raise UsageError(f"--cache changes loads; {self.bench} measures none")
+        if min(self.workers, self.threads, self.runs, self.ubatch) < 1:
+            raise UsageError("workers, threads, runs and ubatch start at 1")
+        if self.prompt < 1 or self.tokens < (self.bench in ("decode", "hop")):
+            raise UsageError("the prompt and the decode steps start at 1")
+        if self.relay_delay_ms < 0 or self.relay_rate_mbit is not None and (
+            self.relay_rate_mbit <= 0
+        ):
+            raise UsageError("a relay's delay and rate are above 0")
+        known = [str(pair) for pair in PAIRS]
+        for name in self.pairs:
+            if name not in known:
+                raise UsageError(f"no pairing {name!r}; there are {', '.join(known)}")
+
+    @property
+    def kind(self) -> Bench:
+        return BENCHES[self.bench]
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of the prompt."""
+        return self.kind.n_prompt if self.n_prompt is None else self.n_prompt
+
+    @property
+    def tokens(self) -> int:
+        """Decode steps."""
+        return self.kind.n_tokens if self.n_tokens is None else self.n_tokens
+
+    @property
+    def relayed(self) -> bool:
+        return self.relay_delay_ms > 0 or self.relay_rate_mbit is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What this machine lets a bench do. `Plan.of` finds out."""
+
+    engine: str
+    protocol: int
+    pairs: tuple[Pair, ...]
+    note: str | None
+    """Why some pairings are not there."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Plan:
+        """The pairings that can be measured, and on which engine.
+
+        Raises:
+            UsageError: none of the pairings asked for is possible.
+        """
+        note = None
+        if settings.engine not in (None, CPP_ENGINE):
+            note = (
+                f"Longwire alone: the C++ peers are on engine {CPP_ENGINE}, "
+                f"not on {settings.engine}"
+            )
+        elif find_cpp_rpc() is None:
+            note = (
+                "Longwire alone: no C++ peers, because the llama_cpp package is "
+                "missing or was built without GGML_RPC=ON"
+            )
+        pairs = PAIRS if note is None else PAIRS[:1]
+        if settings.pairs:
+            pairs = tuple(pair for pair in pairs if str(pair) in settings.pairs)
+        if not pairs:
+            raise UsageError(f"nothing to measure. {note}")
+        if note is None:
+            return cls(CPP_ENGINE, 7, pairs, None)
+        engine = settings.engine or DEFAULT_ENGINE
+        return cls(engine, 7 if engine == CPP_ENGINE else 8, pairs, note)
