@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import IO
+from typing import IO, TypeVar
 
 from longwire.errors import NativeError
 
@@ -18,6 +18,8 @@ __all__ = ["ListeningProcess", "LocalWorker", "local_workers"]
 _START_S = 60.0
 _STOP_S = 10.0
 _READY = "listening on "
+
+_Process = TypeVar("_Process", bound="ListeningProcess")
 
 
 class ListeningProcess:
@@ -49,7 +51,7 @@ class ListeningProcess:
             self.close()
             raise
 
-    def __enter__(self) -> ListeningProcess:
+    def __enter__(self: _Process) -> _Process:
         return self
 
     def __exit__(

@@ -140,7 +140,7 @@ def _prototype(result: type | None, *arguments: type) -> type[C._CFunctionType]:
 
 
 _RANGE = (P, P, P, S, S)
-_RANGE_2D = (P, P, P, S, S, S, S)
+_RANGE_2D = (P, P, P, S, S, S, S, S)
 
 BUFT_I = {
     "get_name": _prototype(P, P),

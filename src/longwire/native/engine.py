@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes as C
 import logging
+import sys
 import threading
 from collections.abc import Callable
 
@@ -64,7 +65,9 @@ def _load(engine: str) -> NativeEngine:
         library.llama_log_set(C.cast(_log_callback, C.c_void_p), None)
         library.llama_backend_init()
         library.ggml_backend_load_all()
-        return NativeEngine(profile, library)
+        native = NativeEngine(profile, library)
+        on_abort(native, _print_last_words)
+        return native
     raise reasons[0]
 
 
@@ -77,6 +80,10 @@ def on_abort(engine: NativeEngine, last_words: Callable[[str], None]) -> None:
     thunk = AbortCallback(callback)
     _thunks.append(thunk)
     engine.library.ggml_set_abort_callback(C.cast(thunk, C.c_void_p))
+
+
+def _print_last_words(message: str) -> None:
+    print(f"longwire: ggml aborts this process: {message}", file=sys.stderr, flush=True)
 
 
 _thunks: list[object] = []

@@ -35,8 +35,10 @@ class Placement:
     these empty.
     """
 
-    _LAYER = re.compile(r"layer\s+(\d+) assigned to device (\S+?),")
+    _LAYER = re.compile(r"layer\s+(\d+) assigned to device (.+?)(?:, is_swa|$)")
     _SIZE = re.compile(r"(\S+)\s+(?:model|KV|compute) buffer size\s*=\s*([\d.]+) MiB")
+
+    _META = "Meta("
 
     def __init__(self) -> None:
         self.layers: dict[str, set[int]] = {}
@@ -45,9 +47,15 @@ class Placement:
 
     def read(self, line: str) -> None:
         """Take one log line."""
-        if match := self._LAYER.search(line):
+        if self._META in line:
+            # A tensor split's stand-in for several devices, which say it again.
+            return
+        match = self._LAYER.search(line)
+        if match:
             self.layers.setdefault(match[2], set()).add(int(match[1]))
-        elif match := self._SIZE.search(line):
+            return
+        match = self._SIZE.search(line)
+        if match:
             size = int(float(match[2]) * (1 << 20))
             self.sizes[match[1]] = self.sizes.get(match[1], 0) + size
 

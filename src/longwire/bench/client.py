@@ -1,0 +1,243 @@
+"""One measurement in a process of its own: `python -m longwire.bench.client JOB`.
+
+A fresh process each time, because the C++ client aborts when a server fails,
+and because ggml never forgets a device. Host and engine are the same for both
+clients, so that only the way to the server differs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from longwire.client import remote
+from longwire.client.connection import Traffic
+from longwire.client.device import RemoteDevice
+from longwire.errors import LongwireError
+from longwire.host.engine import Engine
+from longwire.native.cpp_rpc import cpp_devices
+from longwire.native.engine import load_engine
+
+__all__ = ["Job", "Measurement", "main", "perform"]
+
+_WARM_UP = 8
+"""Decode steps before those that count: the first one builds the graph."""
+
+_CTX_STEP = 256
+"""llama.cpp rounds contexts up to this."""
+
+_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One measurement as one process does it."""
+
+    bench: str
+    client: str
+    """"longwire", "cpp", or "local" for no server at all."""
+    endpoints: list[str]
+    model: str
+    engine: str
+    threads: int
+    n_prompt: int
+    n_tokens: int
+    ubatch: int
+    settle_s: float
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> Job:
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What one job found out."""
+
+    value: float
+    """In the bench's unit."""
+    tokens: list[int]
+    """Greedy ones: the same for all pairings, or the speed is of something else."""
+    engine: str
+    wire: dict[str, float] | None
+    """Traffic per token or per load; only Longwire's client knows."""
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> Measurement:
+        return cls(**json.loads(text))
+
+
+class _Wire:
+    """Counts the traffic of Longwire's connections since `start`."""
+
+    def __init__(self, devices: Sequence[RemoteDevice]) -> None:
+        self._connections = {device.connection for device in devices}
+        self._before = Traffic()
+
+    def start(self) -> None:
+        self._before = self._total()
+
+    def per(self, count: int) -> dict[str, float] | None:
+        """The traffic since `start`, divided by a count."""
+        if not self._connections:
+            return None
+        spent = asdict(self._total().since(self._before))
+        return {name: value / count for name, value in spent.items()}
+
+    def _total(self) -> Traffic:
+        total = Traffic()
+        for connection in self._connections:
+            total = total.plus(connection.traffic)
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A job with its model in place."""
+
+    job: Job
+    engine: Engine
+    wire: _Wire
+    load_s: float
+
+    def prompt(self) -> list[int]:
+        """Random tokens, the same for the same model and length."""
+        draw = random.Random(_SEED)
+        n_vocab = self.engine.model.n_vocab
+        return [draw.randrange(n_vocab) for _ in range(self.job.n_prompt)]
+
+    def found(self, value: float, tokens: list[int], count: int) -> Measurement:
+        label = self.engine.model.engine.profile.label
+        return Measurement(value, tokens, label, self.wire.per(count))
+
+
+def perform(job: Job) -> Measurement:
+    """Load the model over the job's servers and measure.
+
+    Raises:
+        LongwireError: a server or the engine failed. The C++ client has no
+            such thing: it aborts the process.
+    """
+    native = load_engine(job.engine)
+    remote_devices: list[RemoteDevice] = []
+    addresses: list[int] = []
+    if job.client == "longwire":
+        remote_devices = remote.connect(",".join(job.endpoints), engine=job.engine)
+    elif job.client == "cpp":
+        addresses = cpp_devices(native, job.endpoints)
+    wire = _Wire(remote_devices)
+    wire.start()
+    started = time.perf_counter()
+    with _load(job, remote_devices, addresses) as engine:
+        load_s = time.perf_counter() - started
+        return _MEASURES[job.bench](_Loaded(job, engine, wire, load_s))
+
+
+def _load(
+    job: Job, remote_devices: list[RemoteDevice], addresses: list[int]
+) -> Engine:
+    room = job.n_prompt + _WARM_UP + job.n_tokens + 1
+    remote_names = [device.name for device in remote_devices]
+    return Engine(
+        job.model,
+        rpc=remote_devices,
+        engine=job.engine,
+        # Next to servers, a GPU of this machine would do part of their work.
+        devices=None if job.client == "local" else remote_names,
+        native_devices=addresses,
+        # Equal shares: the two servers need not report the same free memory.
+        tensor_split=[1.0] * len(job.endpoints) if len(job.endpoints) > 1 else (),
+        n_ctx=-(-room // _CTX_STEP) * _CTX_STEP,
+        n_ubatch=job.ubatch,
+        n_threads=job.threads,
+        exact=True,
+    )
+
+
+def _decode(loaded: _Loaded) -> Measurement:
+    step_s, tokens = _steps(loaded)
+    return loaded.found(1 / step_s, tokens, len(tokens))
+
+
+def _hop(loaded: _Loaded) -> Measurement:
+    step_s, tokens = _steps(loaded)
+    return loaded.found(step_s * 1e6, tokens, len(tokens))
+
+
+def _steps(loaded: _Loaded) -> tuple[float, list[int]]:
+    """The median time of a decode step, and the tokens."""
+    engine = loaded.engine
+    time.sleep(loaded.job.settle_s)
+    engine.eval(loaded.prompt())
+    for _ in range(_WARM_UP):
+        engine.eval([engine.greedy()])
+    loaded.wire.start()
+    times, tokens = [], []
+    for _ in range(loaded.job.n_tokens):
+        token = engine.greedy()
+        started = time.perf_counter()
+        engine.eval([token])
+        times.append(time.perf_counter() - started)
+        tokens.append(token)
+    return statistics.median(times), tokens
+
+
+def _prefill(loaded: _Loaded) -> Measurement:
+    engine, prompt = loaded.engine, loaded.prompt()
+    time.sleep(loaded.job.settle_s)
+    # The first one builds the graphs and touches every weight.
+    engine.eval(prompt)
+    engine.reset()
+    loaded.wire.start()
+    started = time.perf_counter()
+    engine.eval(prompt)
+    seconds = time.perf_counter() - started
+    return loaded.found(len(prompt) / seconds, [engine.greedy()], len(prompt))
+
+
+def _loading(loaded: _Loaded) -> Measurement:
+    # The context asks every worker for buffers, so the time of both together
+    # ends when the last weight has arrived.
+    value = loaded.engine.model.size / 1e6 / loaded.load_s
+    measured = loaded.found(value, [], 1)
+    loaded.engine.eval(loaded.prompt())
+    measured.tokens.append(loaded.engine.greedy())
+    return measured
+
+
+_MEASURES: dict[str, Callable[[_Loaded], Measurement]] = {
+    "decode": _decode,
+    "prefill": _prefill,
+    "load": _loading,
+    "hop": _hop,
+}
+
+
+def main() -> int:
+    """Print the measurement as one line of JSON, or the reason on stderr."""
+    # An abort prints a page of addresses otherwise, and its reason is lost.
+    os.environ["GGML_NO_BACKTRACE"] = "1"
+    logging.getLogger("longwire.engine").setLevel(logging.ERROR)
+    try:
+        print(perform(Job.decode(sys.argv[1])).encode())
+    except LongwireError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

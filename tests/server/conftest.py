@@ -1,0 +1,73 @@
+"""Workers and clients for the tests beside this file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+from support.client import RawClient
+from support.worker import Worker, running_worker
+
+from longwire.wire.dialects import V7, V8, Dialect
+
+Connect = Callable[[], RawClient]
+
+
+@pytest.fixture(params=[V7, V8], ids=lambda dialect: dialect.version)
+def dialect(request: pytest.FixtureRequest) -> Dialect:
+    found: Dialect = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Callable[[Dialect], Worker]]:
+    """One worker per dialect and test module, started when first asked for."""
+    with ExitStack() as stack:
+        started: dict[int, Worker] = {}
+
+        def worker(dialect: Dialect) -> Worker:
+            major = dialect.major
+            if major not in started:
+                context = running_worker("--protocol", str(major))
+                started[major] = stack.enter_context(context)
+            return started[major]
+
+        yield worker
+
+
+@pytest.fixture
+def worker(workers: Callable[[Dialect], Worker], dialect: Dialect) -> Worker:
+    return workers(dialect)
+
+
+@pytest.fixture
+def connect(worker: Worker, dialect: Dialect) -> Iterator[Connect]:
+    """Opens clients that have said HELLO; all leave when the test ends."""
+    with ExitStack() as stack:
+
+        def greeted() -> RawClient:
+            client = stack.enter_context(RawClient(worker.endpoint, dialect))
+            client.hello()
+            return client
+
+        yield greeted
+
+
+@pytest.fixture(scope="module")
+def shared_clients() -> Iterator[dict[int, RawClient]]:
+    clients: dict[int, RawClient] = {}
+    yield clients
+    for client in clients.values():
+        client.close()
+
+
+@pytest.fixture
+def client(
+    worker: Worker, dialect: Dialect, shared_clients: dict[int, RawClient]
+) -> RawClient:
+    """One client for all tests of a module that leave its session alive."""
+    if dialect.major not in shared_clients:
+        shared_clients[dialect.major] = RawClient(worker.endpoint, dialect)
+        shared_clients[dialect.major].hello()
+    return shared_clients[dialect.major]
