@@ -38,6 +38,7 @@ class RawClient:
         self.socket = socket.create_connection(
             (endpoint.host, endpoint.port), timeout_s
         )
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         host, port = self.socket.getsockname()[:2]
         self.name = f"{host}:{port}"
         """What the worker's log calls this client."""

@@ -14,9 +14,9 @@ from longwire.native.library import AbortCallback, Library, LogCallback
 from longwire.native.llama import declare_llama
 from longwire.native.profiles import Profile, locate
 
-__all__ = ["NativeEngine", "engine_log", "load_engine", "on_abort"]
+__all__ = ["NativeEngine", "load_engine", "log_listeners", "on_abort"]
 
-engine_log = logging.getLogger("longwire.engine")
+_log = logging.getLogger("longwire.engine")
 
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
 """`enum ggml_log_level`: debug 1, info 2, warn 3, error 4, continuation 5.
@@ -90,6 +90,9 @@ _thunks: list[object] = []
 """Callbacks that C may call until the process ends."""
 
 
+log_listeners: list[Callable[[str], None]] = []
+"""Called with each line of an engine's log, of any level."""
+
 _last_level = logging.DEBUG
 
 
@@ -98,8 +101,10 @@ def _on_log(level: int, text: bytes | None, _data: int | None) -> None:
     # Level 5 continues the line before it.
     _last_level = _LEVELS.get(level, _last_level)
     line = (text or b"").decode("utf-8", "replace").rstrip("\n")
+    for listener in log_listeners:
+        listener(line)
     if line.strip(". "):
-        engine_log.log(_last_level, "%s", line)
+        _log.log(_last_level, "%s", line)
 
 
 _log_callback = LogCallback(_on_log)

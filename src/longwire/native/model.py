@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes as C
-import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import numpy.typing as npt
 
 from longwire.errors import CallFailed, UsageError
 from longwire.native.abi import P
-from longwire.native.engine import NativeEngine, engine_log
+from longwire.native.engine import NativeEngine, log_listeners
 from longwire.native.llama import ChatMessage, ProgressCallback, SamplerChainParams
 from longwire.native.memory import array_at
 
@@ -62,36 +61,11 @@ class Placement:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Read the engine's log while the body runs."""
-        handler = _LineHandler(self.read)
-        previous, propagate = engine_log.level, engine_log.propagate
-        quiet = not engine_log.isEnabledFor(logging.DEBUG)
-        if quiet:
-            # The lines are debug lines; they must not reach anybody else.
-            threshold = engine_log.getEffectiveLevel()
-            handler.forward = lambda record: record.levelno >= threshold
-            engine_log.setLevel(logging.DEBUG)
-            engine_log.propagate = False
-        engine_log.addHandler(handler)
+        log_listeners.append(self.read)
         try:
             yield
         finally:
-            engine_log.removeHandler(handler)
-            engine_log.setLevel(previous)
-            engine_log.propagate = propagate
-
-
-class _LineHandler(logging.Handler):
-    """Hands each line to a function; passes on what others want to see."""
-
-    def __init__(self, read: Callable[[str], None]) -> None:
-        super().__init__(logging.DEBUG)
-        self._read = read
-        self.forward: Callable[[logging.LogRecord], bool] = lambda record: False
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._read(record.getMessage())
-        if self.forward(record) and engine_log.parent is not None:
-            engine_log.parent.handle(record)
+            log_listeners.remove(self.read)
 
 
 class NativeModel:

@@ -23,6 +23,10 @@ _BASE_STEP = 1 << 32
 """Bases are multiples of 4 GiB, with a gap after each buffer: a tensor that
 runs over the end of one buffer never lands in the next."""
 
+_RECYCLED = 32 << 20
+"""Up to this size (glibc's largest mmap threshold) memory may be recycled, and hold
+addresses of this process; more comes from the system, as empty pages."""
+
 
 @dataclass(slots=True)
 class SessionBuffer:
@@ -60,6 +64,8 @@ class BufferTable:
         native = device.alloc(size)
         if native is None:
             return None
+        if 0 < native.size <= _RECYCLED:
+            device.clear(native, 0)
         handle = secrets.randbits(64)
         while handle == 0 or handle in self._by_handle:
             handle = secrets.randbits(64)
