@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +14,13 @@ from longwire.client import remote
 from longwire.client.device import RemoteDevice
 from longwire.errors import CallFailed, UsageError
 from longwire.host.generation import Generation
+from longwire.host.layout import DeviceReport, Layout, LoadedModel
 from longwire.host.sampling import Sampling
-from longwire.native.abi import DeviceType
-from longwire.native.compute import list_devices
 from longwire.native.engine import load_engine
-from longwire.native.model import SPLIT_MODES, NativeContext, NativeModel, Placement
+from longwire.native.model import NativeContext, NativeModel
 from longwire.native.profiles import DEFAULT_ENGINE
 
 __all__ = ["DeviceReport", "Engine"]
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceReport:
-    """What one device holds of a model."""
-
-    name: str
-    endpoint: str
-    """"local" for a device of this machine."""
-    layers: int
-    memory: int
-    """Bytes in its buffers: weights, KV cache and compute."""
 
 
 class Engine:
@@ -80,42 +66,30 @@ class Engine:
             RemoteError: an endpoint failed, while connecting or loading.
             NativeError: the engine, the model or the context cannot be loaded.
         """
-        path = Path(model)
-        if not path.is_file():
-            raise UsageError(f"there is no model file {path}")
-        if split_mode not in SPLIT_MODES:
-            raise UsageError(
-                f"split mode {split_mode!r} is not one of {', '.join(SPLIT_MODES)}"
-            )
+        self._layout = Layout(
+            model=Path(model),
+            devices=devices,
+            native_devices=native_devices,
+            n_gpu_layers=n_gpu_layers,
+            split_mode=split_mode,
+            tensor_split=tensor_split,
+            n_ctx=n_ctx,
+            n_batch=n_batch,
+            n_ubatch=min(n_ubatch, n_batch),
+            n_threads=n_threads or max(1, (os.cpu_count() or 1) // 2),
+            exact=exact,
+        )
         self._native = load_engine(engine)
-        self._model: NativeModel | None = None
-        self._context: NativeContext | None = None
+        self._loaded: LoadedModel | None = None
         self._owned: list[RemoteDevice] = []
         if isinstance(rpc, str):
             self._owned = remote.connect(rpc, engine=engine)
             rpc = self._owned
-        self.remote_devices = list(rpc)
-        self._placement = Placement()
-        self._on_progress = on_progress
         try:
-            chosen = self._choose(devices)
-            with self._placement.watching():
-                self._load(
-                    path,
-                    devices=[*native_devices, *chosen],
-                    n_gpu_layers=n_gpu_layers,
-                    split_mode=split_mode,
-                    tensor_split=tensor_split,
-                    exact=exact,
-                    n_ctx=n_ctx,
-                    n_batch=n_batch,
-                    n_ubatch=min(n_ubatch, n_batch),
-                    n_threads=n_threads or max(1, (os.cpu_count() or 1) // 2),
-                )
+            self._loaded = LoadedModel(self._native, self._layout, rpc, on_progress)
         except BaseException:
             self.close()
             raise
-        self.n_batch = n_batch
         self.n_past = 0
         """Tokens in the context."""
 
@@ -127,82 +101,30 @@ class Engine:
 
     def close(self) -> None:
         """Free context and model, and leave the servers this engine joined."""
-        if self._context is not None:
-            self._context.close()
-        if self._model is not None:
-            self._model.close()
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            loaded.close()
         owned, self._owned = self._owned, []
         remote.close(owned)
 
-    def _choose(self, names: Sequence[str] | None) -> list[int]:
-        offered = {d.name.lower(): d.plugin.address for d in self.remote_devices}
-        plain = (DeviceType.CPU, DeviceType.ACCEL)
-        for device in list_devices(self._native):
-            if device.type not in plain and device.name.lower() not in offered:
-                offered[device.name.lower()] = device.address
-        if names is None:
-            return list(offered.values())
-        missing = [name for name in names if name.lower() not in offered]
-        if missing:
-            known = ", ".join(offered) or "none"
-            raise UsageError(f"no device named {missing[0]!r}; there are: {known}")
-        return [offered[name.lower()] for name in names]
-
-    def _load(
-        self,
-        path: Path,
-        *,
-        devices: list[int],
-        n_gpu_layers: int,
-        split_mode: str,
-        tensor_split: Sequence[float],
-        exact: bool,
-        n_ctx: int,
-        n_batch: int,
-        n_ubatch: int,
-        n_threads: int,
-    ) -> None:
-        try:
-            self._model = NativeModel(
-                self._native,
-                path,
-                devices=devices,
-                n_gpu_layers=n_gpu_layers,
-                split_mode=split_mode,
-                tensor_split=tensor_split,
-                use_extra_bufts=not exact,
-                on_progress=self._progress,
-            )
-            self._context = NativeContext(
-                self._model,
-                n_ctx=n_ctx,
-                n_batch=n_batch,
-                n_ubatch=n_ubatch,
-                n_threads=n_threads,
-                flash_attention=split_mode == "tensor",
-            )
-        except CallFailed:
-            # The reason is usually a worker's.
-            self.check()
-            raise
-        self.check()
-
-    def _progress(self, share: float) -> bool:
-        if self._on_progress is not None:
-            self._on_progress(share)
-        return all(d.connection.healthy for d in self.remote_devices)
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model as it is laid out now."""
+        if self._loaded is None:
+            raise UsageError("the engine is closed")
+        return self._loaded
 
     @property
     def model(self) -> NativeModel:
-        if self._model is None:
-            raise UsageError("the engine is closed")
-        return self._model
+        return self.loaded.model
 
     @property
     def context(self) -> NativeContext:
-        if self._context is None:
-            raise UsageError("the engine is closed")
-        return self._context
+        return self.loaded.context
+
+    @property
+    def remote_devices(self) -> list[RemoteDevice]:
+        return self.loaded.remote_devices
 
     def check(self) -> None:
         """Raise the failure of the first remote device that has one.
@@ -210,8 +132,11 @@ class Engine:
         Raises:
             RemoteError: names the endpoint, the command and the cause.
         """
-        for device in self.remote_devices:
-            device.connection.check()
+        self.loaded.check()
+
+    def report(self) -> list[DeviceReport]:
+        """What each device holds: remote ones first, then this machine's."""
+        return self.loaded.report()
 
     def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
         """The tokens of a text.
@@ -251,8 +176,8 @@ class Engine:
             CallFailed: llama.cpp failed by itself.
         """
         self._admit(tokens)
-        for at in range(0, len(tokens), self.n_batch):
-            status = self.context.decode(tokens[at : at + self.n_batch])
+        for at in range(0, len(tokens), self._layout.n_batch):
+            status = self.context.decode(tokens[at : at + self._layout.n_batch])
             if status != 0:
                 self.check()
                 raise CallFailed("llama_decode", f"status {status}")
@@ -321,33 +246,3 @@ class Engine:
         finally:
             self.check()
         self.n_past = int.from_bytes(state[:8], "little")
-
-    def report(self) -> list[DeviceReport]:
-        """What each device holds: remote ones first, then this machine's."""
-        reports = [
-            DeviceReport(d.name, str(d.endpoint), self._layers_of(d), d.allocated)
-            for d in self.remote_devices
-        ]
-        names = {d.name for d in self.remote_devices}
-        layers = {k: v for k, v in self._placement.layers.items() if k not in names}
-        sizes = self._local_sizes(names)
-        for name in dict.fromkeys([*layers, *sizes]):
-            reports.append(
-                DeviceReport(
-                    name, "local", len(layers.get(name, ())), sizes.get(name, 0)
-                )
-            )
-        return reports
-
-    def _layers_of(self, device: RemoteDevice) -> int:
-        named = self._placement.layers.get(device.name)
-        return len(device.layers if named is None else named)
-
-    def _local_sizes(self, remote_names: set[str]) -> dict[str, int]:
-        """Bytes by local device; the CPU's buffer types are one device."""
-        sizes: dict[str, int] = {}
-        for buffer_type, size in self._placement.sizes.items():
-            device = "CPU" if buffer_type.startswith("CPU") else buffer_type
-            if device not in remote_names:
-                sizes[device] = sizes.get(device, 0) + size
-        return sizes

@@ -1,0 +1,179 @@
+"""A model laid out over devices: what was asked for, and what was loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from longwire.client.device import RemoteDevice
+from longwire.errors import CallFailed, UsageError
+from longwire.native.abi import DeviceType
+from longwire.native.compute import list_devices
+from longwire.native.engine import NativeEngine
+from longwire.native.model import SPLIT_MODES, NativeContext, NativeModel, Placement
+
+__all__ = ["DeviceReport", "Layout", "LoadedModel"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """What one device holds of a model."""
+
+    name: str
+    endpoint: str
+    """"local" for a device of this machine."""
+    layers: int
+    memory: int
+    """Bytes in its buffers: weights, KV cache and compute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How a model is to be laid out; `Engine` documents the fields."""
+
+    model: Path
+    devices: Sequence[str] | None
+    native_devices: Sequence[int]
+    n_gpu_layers: int
+    split_mode: str
+    tensor_split: Sequence[float]
+    n_ctx: int
+    n_batch: int
+    n_ubatch: int
+    n_threads: int
+    exact: bool
+
+    def __post_init__(self) -> None:
+        if not self.model.is_file():
+            raise UsageError(f"there is no model file {self.model}")
+        if self.split_mode not in SPLIT_MODES:
+            known = ", ".join(SPLIT_MODES)
+            raise UsageError(f"split mode {self.split_mode!r} is not one of {known}")
+
+
+class LoadedModel:
+    """A model and its context on one set of devices. `close` frees both."""
+
+    def __init__(
+        self,
+        native: NativeEngine,
+        layout: Layout,
+        remote_devices: Sequence[RemoteDevice],
+        on_progress: Callable[[float], None] | None = None,
+    ) -> None:
+        """Load over remote devices first, then this machine's GPUs.
+
+        Raises:
+            UsageError: a device name that nobody has.
+            RemoteError: a worker failed on the way.
+            CallFailed: llama.cpp could not load the model or make the context.
+        """
+        self.remote_devices = list(remote_devices)
+        self.placement = Placement()
+        self._native = native
+        self._on_progress = on_progress
+        self._model: NativeModel | None = None
+        self._context: NativeContext | None = None
+        try:
+            with self.placement.watching():
+                self._load(layout)
+            self.check()
+        except CallFailed:
+            self.close()
+            # The reason is usually a worker's.
+            self.check()
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Free context and model; idempotent."""
+        if self._context is not None:
+            self._context.close()
+        if self._model is not None:
+            self._model.close()
+
+    def check(self) -> None:
+        """Raise the failure of the first remote device that has one."""
+        for device in self.remote_devices:
+            device.connection.check()
+
+    @property
+    def model(self) -> NativeModel:
+        if self._model is None:
+            raise UsageError("the model is not loaded")
+        return self._model
+
+    @property
+    def context(self) -> NativeContext:
+        if self._context is None:
+            raise UsageError("the model is not loaded")
+        return self._context
+
+    def _load(self, layout: Layout) -> None:
+        self._model = NativeModel(
+            self._native,
+            layout.model,
+            devices=[*layout.native_devices, *self._choose(layout.devices)],
+            n_gpu_layers=layout.n_gpu_layers,
+            split_mode=layout.split_mode,
+            tensor_split=layout.tensor_split,
+            use_extra_bufts=not layout.exact,
+            on_progress=self._progress,
+        )
+        self._context = NativeContext(
+            self._model,
+            n_ctx=layout.n_ctx,
+            n_batch=layout.n_batch,
+            n_ubatch=layout.n_ubatch,
+            n_threads=layout.n_threads,
+            flash_attention=layout.split_mode == "tensor",
+        )
+
+    def _choose(self, names: Sequence[str] | None) -> list[int]:
+        offered = {d.name.lower(): d.plugin.address for d in self.remote_devices}
+        plain = (DeviceType.CPU, DeviceType.ACCEL)
+        for device in list_devices(self._native):
+            if device.type not in plain and device.name.lower() not in offered:
+                offered[device.name.lower()] = device.address
+        if names is None:
+            return list(offered.values())
+        missing = [name for name in names if name.lower() not in offered]
+        if missing:
+            known = ", ".join(offered) or "none"
+            raise UsageError(f"no device named {missing[0]!r}; there are: {known}")
+        return [offered[name.lower()] for name in names]
+
+    def _progress(self, share: float) -> bool:
+        if self._on_progress is not None:
+            self._on_progress(share)
+        return all(d.connection.healthy for d in self.remote_devices)
+
+    def report(self) -> list[DeviceReport]:
+        """What each device holds: remote ones first, then this machine's."""
+        reports = [
+            DeviceReport(d.name, str(d.endpoint), self._layers_of(d), d.allocated)
+            for d in self.remote_devices
+        ]
+        names = {d.name for d in self.remote_devices}
+        layers = {k: v for k, v in self.placement.layers.items() if k not in names}
+        sizes = self._local_sizes(names)
+        for name in dict.fromkeys([*layers, *sizes]):
+            count = len(layers.get(name, ()))
+            reports.append(DeviceReport(name, "local", count, sizes.get(name, 0)))
+        return reports
+
+    def _layers_of(self, device: RemoteDevice) -> int:
+        named = self.placement.layers.get(device.name)
+        return len(device.layers if named is None else named)
+
+    def _local_sizes(self, remote_names: set[str]) -> dict[str, int]:
+        """Bytes by local device; the CPU's buffer types are one device."""
+        sizes: dict[str, int] = {}
+        for buffer_type, size in self.placement.sizes.items():
+            device = "CPU" if buffer_type.startswith("CPU") else buffer_type
+            if device not in remote_names:
+                sizes[device] = sizes.get(device, 0) + size
+        return sizes
