@@ -40,7 +40,7 @@ layers: setup
 check: lint types layers
 
 bench: setup
-	$(BIN)/longwire bench $(ARGS)
+	$(BIN)/longwire bench $(or $(ARGS),hop)
 
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

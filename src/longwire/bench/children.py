@@ -13,7 +13,7 @@ from types import TracebackType
 from longwire.bench.client import Job, Measurement
 from longwire.bench.settings import Plan, Settings
 from longwire.errors import CallFailed, LongwireError
-from longwire.host.workers import ListeningProcess, LocalWorker
+from longwire.host.workers import ListeningProcess, spawned
 
 __all__ = ["Worker", "Workers", "run_job"]
 
@@ -30,59 +30,68 @@ class Worker:
         Raises:
             CallFailed: it did not start; says why.
         """
-        self.kind = kind
+        self._folder = folder
+        self._children: dict[str, ListeningProcess] = {}
         folder.mkdir(exist_ok=True)
-        self._log = folder / "stderr"
-        self._stack = contextlib.ExitStack()
-        options = ["--threads", str(settings.threads)]
-        if settings.cache:
-            options += ["--cache", str(folder / "cache")]
-            (folder / "cache").mkdir(exist_ok=True)
-        if kind == "longwire":
-            options += ["--engine", plan.engine, "--protocol", str(plan.protocol)]
         try:
-            self._server = self._start(options)
-            self.endpoint = self._server.endpoint
-            self._relay = self._start_relay(settings)
+            self._start(f"{kind} server", self._server_command(kind, settings, plan))
+            if settings.relayed:
+                self._start("relay", _relay_command(self.endpoint, settings))
         except BaseException:
-            self._stack.close()
+            self.close()
             raise
 
-    def _start(self, options: list[str]) -> ListeningProcess:
-        with self._log.open("w") as log:
-            try:
-                if self.kind == "longwire":
-                    server: ListeningProcess = LocalWorker(*options, stderr=log)
-                else:
-                    module = "longwire.bench.cpp_server"
-                    server = ListeningProcess(module, *options, stderr=log)
-            except LongwireError as error:
-                words = last_words(self._log)
-                raise CallFailed(f"{self.kind} server", f"{error}; {words}") from error
-        return self._stack.enter_context(server)
+    @property
+    def endpoint(self) -> str:
+        """Where clients connect: to the last process started."""
+        return list(self._children.values())[-1].endpoint
 
-    def _start_relay(self, settings: Settings) -> ListeningProcess | None:
-        if not settings.relayed:
-            return None
-        options = ["--delay-ms", str(settings.relay_delay_ms)]
-        if settings.relay_rate_mbit is not None:
-            options += ["--rate-mbit", str(settings.relay_rate_mbit)]
-        module = "longwire.bench.relay"
-        relay = ListeningProcess(module, self.endpoint, *options, stderr=None)
-        self.endpoint = relay.endpoint
-        return self._stack.enter_context(relay)
+    def _server_command(self, kind: str, settings: Settings, plan: Plan) -> list[str]:
+        options = ["--threads", str(settings.threads)]
+        if settings.cache:
+            cache = self._folder / "cache"
+            cache.mkdir(exist_ok=True)
+            options += ["--cache", str(cache)]
+        if kind == "cpp":
+            return ["longwire.bench.cpp_server", *options]
+        options += ["--engine", plan.engine, "--protocol", str(plan.protocol)]
+        return ["longwire", "serve", "--port", "0", *options]
+
+    def _start(self, what: str, command: list[str]) -> None:
+        log = self._log(what)
+        with log.open("w") as stderr:
+            try:
+                self._children[what] = ListeningProcess(*command, stderr=stderr)
+            except LongwireError as error:
+                reason = f"did not start: {last_words(log)}"
+                raise CallFailed(f"the {what}", reason) from error
+
+    def _log(self, what: str) -> Path:
+        return self._folder / f"{what}.log"
 
     def close(self) -> None:
         """Stop the processes; idempotent."""
-        self._stack.close()
+        with contextlib.ExitStack() as stack:
+            for child in self._children.values():
+                stack.callback(child.close)
 
-    def obituary(self) -> str | None:
-        """How the server or its relay ended, or None while both live."""
-        status = self._server.process.poll()
-        if status is not None:
-            return f"the {self.kind} server {ending(status)}: {last_words(self._log)}"
-        status = self._relay.process.poll() if self._relay else None
-        return None if status is None else f"the relay {ending(status)}"
+    @property
+    def alive(self) -> bool:
+        return all(child.process.poll() is None for child in self._children.values())
+
+    def condition(self) -> list[str]:
+        """How each process fares, in words, for the report of a failure."""
+        return [
+            f"the {what} {_ending(child.process.poll())}: {last_words(self._log(what))}"
+            for what, child in self._children.items()
+        ]
+
+
+def _relay_command(target: str, settings: Settings) -> list[str]:
+    options = ["--delay-ms", str(settings.relay_delay_ms)]
+    if settings.relay_rate_mbit is not None:
+        options += ["--rate-mbit", str(settings.relay_rate_mbit)]
+    return ["longwire.bench.relay", target, *options]
 
 
 class Workers:
@@ -117,7 +126,7 @@ class Workers:
 
     def _living(self, kind: str, index: int) -> Worker:
         worker = self._workers.get((kind, index))
-        if worker is not None and worker.obituary() is not None:
+        if worker is not None and not worker.alive:
             worker.close()
             worker = None
         if worker is None:
@@ -138,29 +147,21 @@ def run_job(job: Job, folder: Path, timeout_s: float) -> Measurement:
     """
     log = folder / f"client-{next(_numbers)}"
     command = [sys.executable, "-m", "longwire.bench.client", job.encode()]
-    with log.open("w") as stderr:
+    with log.open("w") as stderr, spawned(command, stderr) as process:
         try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                timeout=timeout_s,
-                text=True,
-                # Ctrl-C is for the bench, which then kills this process.
-                start_new_session=True,
-            )
+            output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired as error:
             reason = f"not done after {timeout_s:g} s"
             raise CallFailed(f"the {job.client} client", reason) from error
-    if done.returncode != 0:
-        reason = f"{ending(done.returncode)}: {last_words(log)}"
+    if process.returncode != 0:
+        reason = f"{_ending(process.returncode)}: {last_words(log)}"
         raise CallFailed(f"the {job.client} client", reason)
-    return Measurement.decode(done.stdout.splitlines()[-1])
+    return Measurement.decode(output.splitlines()[-1])
 
 
-def ending(status: int) -> str:
-    """How a process ended, from its exit status."""
+def _ending(status: int | None) -> str:
+    if status is None:
+        return "lives"
     if status >= 0:
         return f"ended with exit code {status}"
     try:

@@ -146,9 +146,7 @@ def perform(job: Job) -> Measurement:
         return _MEASURES[job.bench](_Loaded(job, engine, wire, load_s))
 
 
-def _load(
-    job: Job, remote_devices: list[RemoteDevice], addresses: list[int]
-) -> Engine:
+def _load(job: Job, remote_devices: list[RemoteDevice], addresses: list[int]) -> Engine:
     room = job.n_prompt + _WARM_UP + job.n_tokens + 1
     remote_names = [device.name for device in remote_devices]
     return Engine(

@@ -6,9 +6,9 @@ once, each run in another order, and what counts are ratios within a run.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from longwire.bench.children import Worker, Workers, run_job
@@ -34,16 +34,13 @@ def measure(
         UsageError: nothing of what was asked for can be measured here.
     """
     plan = Plan.of(settings)
-    # Sessions of a server write no file here, but may outlive it for a moment.
-    with tempfile.TemporaryDirectory(
-        prefix="longwire-bench-", ignore_cleanup_errors=True
-    ) as name:
+    with tempfile.TemporaryDirectory(prefix="longwire-bench-") as name:
         folder = Path(name)
         model = _model(settings, folder)
         report = Report(settings, plan, model.name, model.stat().st_size)
         with Workers(settings, plan, folder) as workers:
-            bench = _Bench(settings, plan, folder, model, workers, report)
-            bench.run(on_progress or (lambda text: None))
+            bench = _Bench(settings, plan, folder, model, workers)
+            bench.run(report, on_progress or (lambda text: None))
     return report
 
 
@@ -52,82 +49,67 @@ def _model(settings: Settings, folder: Path) -> Path:
         path = folder / "tiny.gguf"
         make_llama(path, TINY)
         return path
-    path = Path(settings.model).absolute()
-    if settings.bench == "load":
-        # The first load would pay for the disk, and it alone.
-        with path.open("rb", buffering=0) as file:
-            while file.read(_BLOCK):
-                pass
+    path = Path(settings.model)
+    # The first load would pay for the disk, and it alone.
+    with path.open("rb", buffering=0) as file:
+        while file.read(_BLOCK):
+            continue
     return path
 
 
+@dataclass(frozen=True, slots=True)
 class _Bench:
     """A bench under way."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        plan: Plan,
-        folder: Path,
-        model: Path,
-        workers: Workers,
-        report: Report,
-    ) -> None:
-        self._settings = settings
-        self._plan = plan
-        self._folder = folder
-        self._model = model
-        self._workers = workers
-        self._report = report
+    settings: Settings
+    plan: Plan
+    folder: Path
+    model: Path
+    workers: Workers
 
-    def run(self, say: Callable[[str], None]) -> None:
-        pairs = list(self._plan.pairs)
-        if self._settings.cache:
+    def run(self, report: Report, say: Callable[[str], None]) -> None:
+        pairs = self.plan.pairs
+        if self.settings.cache:
             for pair in pairs:
-                say(f"filling the cache: {pair}")
-                self._attempt(pair)
-        runs = self._settings.runs
-        for number in range(runs):
-            if self._settings.bench == "hop":
-                say(f"run {number + 1} of {runs}: local")
-                self._report.add(LOCAL, self._local())
+                say(f"filling the cache, {pair}")
+                # What fails here fails again below, and is reported there.
+                self._pair(pair)
+        for number in range(self.settings.runs):
+            label = f"run {number + 1} of {self.settings.runs}"
+            if self.settings.bench == "hop":
+                say(f"{label}, {LOCAL}")
+                report.add(LOCAL, self._job(LOCAL, ()))
             for pair in _rotated(pairs, number):
-                say(f"run {number + 1} of {runs}: {pair}")
-                self._report.add(str(pair), self._attempt(pair))
+                say(f"{label}, {pair}")
+                report.add(str(pair), self._pair(pair))
 
-    def _attempt(self, pair: Pair) -> Measurement | LongwireError:
-        workers: list[Worker] = []
+    def _pair(self, pair: Pair) -> Measurement | str:
         try:
-            workers = self._workers.of(pair.server)
-            job = self._job(pair.client, [worker.endpoint for worker in workers])
-            return run_job(job, self._folder, self._settings.timeout_s)
+            workers = self.workers.of(pair.server)
         except LongwireError as error:
-            deaths = [death for w in workers if (death := w.obituary())]
-            return type_of(error, deaths)
+            return str(error)
+        return self._job(pair.client, workers)
 
-    def _local(self) -> Measurement | LongwireError:
-        try:
-            return run_job(
-                self._job("local", []), self._folder, self._settings.timeout_s
-            )
-        except LongwireError as error:
-            return error
-
-    def _job(self, client: str, endpoints: Sequence[str]) -> Job:
-        settings = self._settings
-        engine = self._plan.engine
-        return Job(
+    def _job(self, client: str, workers: Sequence[Worker]) -> Measurement | str:
+        """A measurement, or why there is none."""
+        settings = self.settings
+        job = Job(
             bench=settings.bench,
             client=client,
-            endpoints=list(endpoints),
-            model=str(self._model),
-            engine=os.path.abspath(engine) if os.path.isdir(engine) else engine,
+            endpoints=[worker.endpoint for worker in workers],
+            model=str(self.model),
+            engine=self.plan.engine,
             threads=settings.threads,
             n_prompt=settings.prompt,
             n_tokens=settings.tokens,
             ubatch=settings.ubatch,
             settle_s=settings.settle_s,
         )
+        try:
+            return run_job(job, self.folder, settings.timeout_s)
+        except LongwireError as error:
+            conditions = [line for worker in workers for line in worker.condition()]
+            return "; ".join([str(error), *conditions])
 
 
 def _rotated(pairs: Sequence[Pair], by: int) -> list[Pair]:

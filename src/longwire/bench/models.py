@@ -104,5 +104,6 @@ def _weights(
     if len(dimensions) == 1:
         return np.ones(dimensions, np.float32)
     # Scaled so that activations keep their size from layer to layer.
-    scale = np.float32(dimensions[-1] ** -0.5)
-    return random.standard_normal(dimensions, np.float32) * scale
+    weights = random.standard_normal(dimensions, np.float32)
+    weights *= dimensions[-1] ** -0.5
+    return weights

@@ -20,7 +20,7 @@ from collections import deque
 from longwire.transport.endpoint import Endpoint, parse_endpoint
 from longwire.transport.stream import tune
 
-__all__ = ["Relay", "main"]
+__all__ = ["MAX_HELD", "Relay", "main"]
 
 _PIECE = 256 * 1024
 """Most bytes taken in one go."""
@@ -32,7 +32,7 @@ _PIECE_S = 0.001
 """A rate-limited line forwards in pieces that take about so long: a piece
 leaves when its last byte has come through."""
 
-_HELD = 64 << 20
+MAX_HELD = 64 << 20
 """Most bytes under way in one direction of one connection, where no rate says
 how many fit the line: 10 Gbit/s and 50 ms."""
 
@@ -130,10 +130,10 @@ class _Line:
         self._delay_s = delay_s
         self._byte_s = 1 / rate if rate else 0.0
         self._piece = _PIECE
-        self._limit = _HELD
+        self._limit = MAX_HELD
         if rate:
             self._piece = min(_PIECE, max(_LEAST_PIECE, int(rate * _PIECE_S)))
-            self._limit = max(_LEAST_HELD, min(_HELD, int(2 * rate * delay_s)))
+            self._limit = max(_LEAST_HELD, min(MAX_HELD, int(2 * rate * delay_s)))
         self._free_at = 0.0
         self._under_way: deque[tuple[float, bytes]] = deque()
         self._held = 0

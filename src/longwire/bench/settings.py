@@ -55,6 +55,8 @@ PAIRS = (
     Pair("cpp", "longwire"),
 )
 
+_ALONE = Pair("longwire", "longwire")
+
 REFERENCE = Pair("cpp", "cpp")
 """What ratios are taken against."""
 
@@ -108,8 +110,10 @@ class Settings:
             raise UsageError("workers, threads, runs and ubatch start at 1")
         if self.prompt < 1 or self.tokens < (self.bench in ("decode", "hop")):
             raise UsageError("the prompt and the decode steps start at 1")
-        if self.relay_delay_ms < 0 or self.relay_rate_mbit is not None and (
-            self.relay_rate_mbit <= 0
+        if (
+            self.relay_delay_ms < 0
+            or self.relay_rate_mbit is not None
+            and (self.relay_rate_mbit <= 0)
         ):
             raise UsageError("a relay's delay and rate are above 0")
         known = [str(pair) for pair in PAIRS]
@@ -164,9 +168,9 @@ class Plan:
                 "Longwire alone: no C++ peers, because the llama_cpp package is "
                 "missing or was built without GGML_RPC=ON"
             )
-        pairs = PAIRS if note is None else PAIRS[:1]
-        if settings.pairs:
-            pairs = tuple(pair for pair in pairs if str(pair) in settings.pairs)
+        offered = PAIRS if note is None else [_ALONE]
+        wanted = settings.pairs or [str(pair) for pair in PAIRS]
+        pairs = tuple(pair for pair in offered if str(pair) in wanted)
         if not pairs:
             raise UsageError(f"nothing to measure. {note}")
         if note is None:

@@ -1,9 +1,247 @@
-"""`longwire bench`."""
+"""`longwire bench`: both clients, both servers, one machine, ratios."""
 
 from __future__ import annotations
 
+import argparse
+import json
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from longwire.bench.measure import measure
+from longwire.bench.report import LOCAL, Report, Spread
+from longwire.bench.settings import BENCHES, PAIRS, REFERENCE, Settings
+from longwire.cli.demo import demo_model
+from longwire.cli.options import log_to_stderr, names, positive
+
+__all__ = ["add_parser", "run"]
+
+_TERMINATED = 128 + signal.SIGTERM
 
 
 def add_parser(commands: Any) -> None:
-    return
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "bench",
+        help="measure against llama.cpp's own RPC backend",
+        description="Measure Longwire's and llama.cpp's C++ client and server in all "
+        "four pairings, on the same engine, interleaved. Ratios are taken within a "
+        "run, against the C++ pair; above 1 is better.",
+        epilog="; ".join(f"{name}: {b.summary}" for name, b in BENCHES.items()) + ".",
+    )
+    parser.add_argument("bench", choices=list(BENCHES), help="what to measure")
+    parser.add_argument(
+        "-m", "--model", help="GGUF file (default: the demo's; hop makes a tiny one)"
+    )
+    _add_setup(parser)
+    _add_network(parser)
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser.set_defaults(run=run)
+
+
+def _add_setup(parser: argparse.ArgumentParser) -> None:
+    defaults = Settings("hop")
+    for option, value, what in (
+        ("--workers", defaults.workers, "servers of each kind"),
+        ("--threads", defaults.threads, "threads of each server and of the host"),
+        ("--runs", defaults.runs, "times to measure each pairing"),
+        ("--ubatch", defaults.ubatch, "most tokens computed at once"),
+    ):
+        parser.add_argument(
+            option,
+            type=positive,
+            default=value,
+            metavar="N",
+            help=f"{what} (%(default)s)",
+        )
+    parser.add_argument(
+        "--prompt", type=positive, metavar="N", help=f"prompt tokens ({_own('prompt')})"
+    )
+    parser.add_argument(
+        "--tokens", type=positive, metavar="N", help=f"decode steps ({_own('tokens')})"
+    )
+    parser.add_argument(
+        "--pairs",
+        type=names,
+        default=[],
+        metavar="NAME[,NAME...]",
+        help=f"pairings, client first ({', '.join(map(str, PAIRS))})",
+    )
+    parser.add_argument(
+        "--cache",
+        action="store_true",
+        help="load: give each server a weight cache, and measure with it filled",
+    )
+    parser.add_argument(
+        "--engine", metavar="NAME|PATH", help="measure Longwire alone on this engine"
+    )
+    parser.add_argument(
+        "--settle",
+        type=float,
+        default=defaults.settle_s,
+        metavar="SECONDS",
+        help="pause between load and measurement (%(default)s)",
+    )
+
+
+def _add_network(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("network, in a relay between client and server")
+    group.add_argument(
+        "--relay-delay-ms",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="delay added in each direction (%(default)s)",
+    )
+    group.add_argument(
+        "--relay-rate-mbit", type=float, metavar="MBIT", help="rate in Mbit/s"
+    )
+
+
+def _own(number: str) -> str:
+    """The benches' own numbers of prompt tokens or decode steps."""
+    own = {name: getattr(bench, f"n_{number}") for name, bench in BENCHES.items()}
+    return ", ".join(f"{name} {count}" for name, count in own.items() if count)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print; 1 when a run of any pairing failed."""
+    log_to_stderr(0)
+    stderr = Console(stderr=True, highlight=False)
+    settings = _settings(arguments, stderr)
+    with _terminable(), stderr.status("starting") as status:
+        report = measure(settings, status.update)
+    if arguments.json:
+        print(json.dumps(report.as_json()))
+    else:
+        _print(report)
+    return 1 if report.errors() or not report.tokens_equal() else 0
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM unwind the stack: its default would leave the servers behind."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(_TERMINATED)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _settings(arguments: argparse.Namespace, stderr: Console) -> Settings:
+    model = arguments.model
+    if model is None and arguments.bench != "hop":
+        model = str(demo_model(stderr))
+    return Settings(
+        bench=arguments.bench,
+        model=model,
+        workers=arguments.workers,
+        threads=arguments.threads,
+        runs=arguments.runs,
+        n_prompt=arguments.prompt,
+        n_tokens=arguments.tokens,
+        ubatch=arguments.ubatch,
+        cache=arguments.cache,
+        relay_delay_ms=arguments.relay_delay_ms,
+        relay_rate_mbit=arguments.relay_rate_mbit,
+        engine=arguments.engine,
+        pairs=tuple(arguments.pairs),
+        settle_s=arguments.settle,
+    )
+
+
+def _print(report: Report) -> None:
+    console = Console(highlight=False)
+    kind = report.settings.kind
+    console.print(
+        f"{report.settings.bench}: {kind.summary}, {kind.unit}; {report.model}, "
+        f"{report.engine()}",
+        soft_wrap=True,
+    )
+    console.print(_table(report))
+    for name, wire in report.wire().items():
+        console.print(
+            f"{name}, per {kind.wire_per}: round trips {wire['round_trips']:.3g}, "
+            f"out {wire['bytes_sent']:.0f} B, in {wire['bytes_received']:.0f} B",
+            style="dim",
+            soft_wrap=True,
+        )
+    if report.plan.note:
+        console.print(report.plan.note, soft_wrap=True)
+    console.print(f"again: {_command(report.settings)}", style="dim", soft_wrap=True)
+    _print_complaints(report)
+
+
+def _print_complaints(report: Report) -> None:
+    console = Console(stderr=True, style="red", highlight=False, soft_wrap=True)
+    for name, reasons in report.errors().items():
+        for reason in reasons:
+            console.print(f"{name}: {reason}", markup=False)
+    if not report.tokens_equal():
+        console.print("the pairings did not come to the same tokens")
+
+
+def _table(report: Report) -> Table:
+    hop = report.settings.bench == "hop"
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("client-server", no_wrap=True)
+    columns = ["median", "min .. max", "ratio", "min .. max"]
+    for column in ["total", *columns] if hop else columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    if hop:
+        table.add_row(LOCAL, *_cells(report.measured(LOCAL))[:1])
+    for name in report.pair_names():
+        total = _cells(report.measured(name))[:1] if hop else []
+        ratios = ["1", ""]
+        if name != str(REFERENCE):
+            ratios = _cells(report.ratios(name))
+        table.add_row(name, *total, *_cells(report.samples(name)), *ratios)
+    return table
+
+
+def _cells(samples: list[float | None]) -> list[str]:
+    """Median and range."""
+    spread = Spread.of(samples)
+    if spread is None:
+        return ["", ""]
+    return [
+        _figure(spread.median),
+        f"{_figure(spread.least)} .. {_figure(spread.most)}",
+    ]
+
+
+def _figure(value: float) -> str:
+    """Three significant digits, never in scientific notation."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _command(settings: Settings) -> str:
+    """The command line that measures the same again, whatever the defaults."""
+    options: dict[str, Any] = {
+        "--model": settings.model,
+        "--workers": settings.workers,
+        "--threads": settings.threads,
+        "--runs": settings.runs,
+        "--prompt": settings.prompt,
+        "--tokens": settings.tokens or None,
+        "--ubatch": settings.ubatch,
+        "--pairs": ",".join(settings.pairs) or None,
+        "--engine": settings.engine,
+        "--settle": settings.settle_s,
+        "--relay-delay-ms": settings.relay_delay_ms or None,
+        "--relay-rate-mbit": settings.relay_rate_mbit,
+    }
+    given = [(name, str(value)) for name, value in options.items() if value is not None]
+    words = ["longwire", "bench", settings.bench, *(w for pair in given for w in pair)]
+    return shlex.join([*words, "--cache"] if settings.cache else words)

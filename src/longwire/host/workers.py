@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -13,13 +14,64 @@ from typing import IO, TypeVar
 
 from longwire.errors import NativeError
 
-__all__ = ["ListeningProcess", "LocalWorker", "local_workers"]
+__all__ = ["ListeningProcess", "LocalWorker", "local_workers", "spawned"]
 
 _START_S = 60.0
 _STOP_S = 10.0
 _READY = "listening on "
 
 _Process = TypeVar("_Process", bound="ListeningProcess")
+
+
+@contextlib.contextmanager
+def spawned(
+    command: Sequence[str], stderr: int | IO[str] | None
+) -> Iterator[subprocess.Popen[str]]:
+    """A child process, with a pipe for its output, that does not outlive the body."""
+    process = None
+    try:
+        with _signals_held():
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                # Ctrl-C is for the program that started the process.
+                start_new_session=True,
+            )
+        yield process
+    finally:
+        if process is not None:
+            process.kill()
+            process.wait()
+            if process.stdout:
+                process.stdout.close()
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait until the body is done.
+
+    An exception inside of `Popen` would leave a process that nobody knows of.
+    """
+    held: list[int] = []
+    previous = {}
+    # Only the main thread sets handlers, and only there do they raise anything.
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.getsignal(number)
+            # What is ignored must stay so, for the child inherits that.
+            if handler is not None and handler != signal.SIG_IGN:
+                signal.signal(number, lambda number, frame: held.append(number))
+                previous[number] = handler
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        if held:
+            signal.raise_signal(held[0])
 
 
 class ListeningProcess:
@@ -36,20 +88,12 @@ class ListeningProcess:
         Raises:
             NativeError: it ended, or said nothing for a minute.
         """
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            # Ctrl-C is for the program that started the worker.
-            start_new_session=True,
-        )
-        try:
+        with contextlib.ExitStack() as stack:
+            self.process = stack.enter_context(
+                spawned([sys.executable, "-m", module, *arguments], stderr)
+            )
             self.endpoint = self._wait_ready(module)
-        except BaseException:
-            self.close()
-            raise
+            self._stack = stack.pop_all()
 
     def __enter__(self: _Process) -> _Process:
         return self
@@ -65,13 +109,9 @@ class ListeningProcess:
     def close(self) -> None:
         """Stop the process; idempotent."""
         self.process.terminate()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        if self.process.stdout:
-            self.process.stdout.close()
+        self._stack.close()
 
     def _wait_ready(self, module: str) -> str:
         lines: queue.Queue[str | None] = queue.Queue()

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longwire.bench.measure import measure
+from longwire.bench.settings import BENCHES, PAIRS, Settings
+from longwire.cli.main import main
+
+ALL = [str(pair) for pair in PAIRS]
+OURS = "longwire-longwire"
+QUICK: dict[str, Any] = {"runs": 1, "settle_s": 0.0}
+
+
+def children_of(parent: int) -> dict[int, str]:
+    """Command lines of a process's living children."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, ppid = stat.read_text().rpartition(")")[2].split()[:2]
+            if int(ppid) == parent and state != "Z":
+                words = (stat.parent / "cmdline").read_text().split("\0")
+                found[int(stat.parent.name)] = " ".join(words)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def check_schema(report: dict[str, Any], bench: str, pairs: list[str]) -> None:
+    assert report["bench"] == bench
+    assert report["unit"] == BENCHES[bench].unit
+    assert report["errors"] == {}
+    assert report["tokens_equal"] is True
+    assert list(report["pairs"]) == pairs
+    for samples in report["pairs"].values():
+        assert len(samples) == report["settings"]["runs"]
+        assert all(isinstance(sample, float) for sample in samples)
+    ours = [name for name in pairs if name.startswith("longwire-")]
+    assert list(report["wire"]) == ours
+    assert json.loads(json.dumps(report)) == report
+
+
+@pytest.mark.usefixtures("peers")
+@pytest.mark.parametrize("bench", ["decode", "prefill", "load"])
+def test_all_pairings(bench: str, tiny: Path) -> None:
+    length = {"prefill": 256}.get(bench)
+    settings = Settings(bench, model=str(tiny), n_prompt=length, **QUICK)
+    report = measure(settings).as_json()
+    check_schema(report, bench, ALL)
+    assert all(samples[0] > 0 for samples in report["pairs"].values())
+    assert list(report["ratio"]) == [name for name in ALL if name != "cpp-cpp"]
+    reference = report["pairs"]["cpp-cpp"][0]
+    assert report["ratio"][OURS] == report["pairs"][OURS][0] / reference
+    assert report["settings"]["protocol"] == "7.0.0"
+    assert report["settings"]["engine"] == "llama-cpp-python 0.3.36"
+    if bench == "decode":
+        assert report["wire"][OURS]["round_trips"] == 1
+
+
+@pytest.mark.usefixtures("peers")
+def test_hop_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("gguf", reason="package missing: gguf (longwire[bench])")
+    monkeypatch.chdir(tmp_path)
+    arguments = ["bench", "hop", "--runs", "1", "--settle", "0", "--json"]
+    assert main(arguments) == 0
+    report = json.loads(capsys.readouterr().out)
+    check_schema(report, "hop", ALL)
+    (local,) = report["local"]
+    assert local > 0
+    for name in ALL:
+        assert report["pairs"][name][0] == report["total"][name][0] - local
+    assert not list(tmp_path.iterdir())
+
+
+def test_ours_alone_over_a_relay(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["bench", "decode", "--model", str(tiny), "--engine", "xllamacpp"]
+    arguments += ["--runs", "1", "--settle", "0", "--tokens", "8", "--workers", "2"]
+    assert main([*arguments, "--relay-delay-ms", "5", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    check_schema(report, "decode", [OURS])
+    assert report["ratio"] == {}
+    assert "Longwire alone" in report["note"]
+    assert report["settings"]["protocol"] == "8.0.0"
+    # One round trip of 10 ms to each of the workers.
+    assert report["pairs"][OURS][0] <= 1 / 0.020
+
+
+def test_the_table_names_what_to_type_again(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["bench", "load", "--model", str(tiny), "--engine", "xllamacpp"]
+    arguments += ["--runs", "1", "--settle", "0", "--cache"]
+    assert main(arguments) == 0
+    output = capsys.readouterr().out
+    assert OURS in output
+    assert "Longwire alone" in output
+    (again,) = (line for line in output.splitlines() if line.startswith("again: "))
+    assert again.startswith("again: longwire bench load --model ")
+    assert again.endswith(" --cache")
+
+
+@pytest.mark.usefixtures("peers")
+def test_a_dead_server_costs_its_pairing_alone(tiny: Path) -> None:
+    def kill_when_a_client_is_there(server: int) -> None:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            if any("bench.client" in c for c in children_of(os.getpid()).values()):
+                break
+            time.sleep(0.005)
+        os.kill(server, signal.SIGKILL)
+
+    def on_progress(text: str) -> None:
+        if not text.endswith("longwire-cpp"):
+            return
+        children = children_of(os.getpid())
+        (server,) = (pid for pid, c in children.items() if "bench.cpp_server" in c)
+        # Stopped it passes for alive, and no client gets through before its end.
+        os.kill(server, signal.SIGSTOP)
+        killer = threading.Thread(target=kill_when_a_client_is_there, args=(server,))
+        killer.start()
+
+    settings = Settings("decode", model=str(tiny), n_tokens=8, **QUICK)
+    report = measure(settings, on_progress)
+    assert list(report.errors()) == ["longwire-cpp"]
+    (reason,) = report.errors()["longwire-cpp"]
+    assert reason.startswith("run 1: the longwire client: ended with exit code 1: ")
+    assert "the cpp server died of SIGKILL" in reason
+    assert report.measured("longwire-cpp") == [None]
+    assert report.measured("cpp-longwire") != [None]
+    assert not any("bench" in c for c in children_of(os.getpid()).values())
+
+
+@pytest.mark.usefixtures("peers")
+@pytest.mark.parametrize("client", ["longwire", "cpp"])
+def test_a_failing_client_says_why(
+    client: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing listens on the discard port.
+    monkeypatch.setattr("longwire.bench.children.Worker.endpoint", "127.0.0.1:9")
+    settings = Settings(
+        "decode", model=str(tiny), pairs=(f"{client}-longwire",), **QUICK
+    )
+    errors = measure(settings).errors()
+    (reason,) = errors[f"{client}-longwire"]
+    assert f"the {client} client" in reason
+    assert "127.0.0.1:9" in reason
+    assert "the longwire server lives" in reason
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+)
+def test_a_signal_ends_all_processes(
+    number: signal.Signals, status: int, tiny: Path
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "longwire",
+        "bench",
+        "decode",
+        "--model",
+        str(tiny),
+    ]
+    bench = subprocess.Popen(
+        [*command, "--runs", "1000", "--engine", "xllamacpp", "--settle", "60"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 20
+        children: dict[int, str] = {}
+        while len(children) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+            children = children_of(bench.pid)
+        sessions = [pid for child in children for pid in children_of(child)]
+        bench.send_signal(number)
+        assert bench.wait(20) == status
+    finally:
+        bench.kill()
+        bench.wait()
+    assert len(children) == 2
+    left = [pid for pid in (*children, *sessions) if Path(f"/proc/{pid}").exists()]
+    assert not left

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longwire.bench import settings as module
+from longwire.bench.settings import PAIRS, Plan, Settings
+from longwire.errors import UsageError
+
+ALL = [str(pair) for pair in PAIRS]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"bench": "encode"}, "no bench 'encode'"),
+        ({"bench": "decode"}, "decode needs a model"),
+        ({"model": "/nowhere/model.gguf"}, "no model file"),
+        ({"cache": True}, "hop measures none"),
+        ({"runs": 0}, "start at 1"),
+        ({"workers": 0}, "start at 1"),
+        ({"n_prompt": 0}, "start at 1"),
+        ({"n_tokens": 0}, "start at 1"),
+        ({"relay_delay_ms": -1.0}, "above 0"),
+        ({"relay_rate_mbit": 0.0}, "above 0"),
+        ({"pairs": ("cpp-rust",)}, "no pairing 'cpp-rust'"),
+    ],
+)
+def test_refuses(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        Settings(**{"bench": "hop", **options})
+
+
+def test_with_peers_all_pairings_share_their_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "find_cpp_rpc", lambda: Path("libggml-rpc.so.0"))
+    plan = Plan.of(Settings("hop"))
+    assert [str(pair) for pair in plan.pairs] == ALL
+    assert (plan.engine, plan.protocol, plan.note) == ("llama-cpp-python", 7, None)
+
+
+def test_without_peers_ours_run_alone_and_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "find_cpp_rpc", lambda: None)
+    plan = Plan.of(Settings("hop"))
+    assert [str(pair) for pair in plan.pairs] == ["longwire-longwire"]
+    assert (plan.engine, plan.protocol) == ("xllamacpp", 8)
+    assert plan.note is not None and "no C++ peers" in plan.note
+    with pytest.raises(UsageError, match="nothing to measure.*no C\\+\\+ peers"):
+        Plan.of(Settings("hop", pairs=("cpp-cpp",)))
+
+
+def test_another_engine_has_no_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_cpp_rpc", lambda: Path("libggml-rpc.so.0"))
+    plan = Plan.of(Settings("hop", engine="xllamacpp"))
+    assert [str(pair) for pair in plan.pairs] == ["longwire-longwire"]
+    assert (plan.engine, plan.protocol) == ("xllamacpp", 8)
+    assert plan.note is not None and "not on xllamacpp" in plan.note
+
+
+def test_pairs_are_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_cpp_rpc", lambda: Path("libggml-rpc.so.0"))
+    plan = Plan.of(Settings("hop", pairs=("cpp-cpp", "longwire-cpp")))
+    assert [str(pair) for pair in plan.pairs] == ["cpp-cpp", "longwire-cpp"]
