@@ -15,7 +15,7 @@ from rich.console import Console
 from longwire.cli.options import add_engine, log_to_stderr, names, numbers, positive
 from longwire.cli.progress import load_progress
 from longwire.errors import UsageError
-from longwire.host.engine import Engine
+from longwire.host.engine import ON_FAILURE, Engine
 from longwire.host.generation import Generation
 from longwire.host.sampling import Sampling
 from longwire.native.model import SPLIT_MODES
@@ -58,6 +58,18 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--ignore-eos", action="store_true", help="go on after an end-of-text token"
+    )
+    parser.add_argument(
+        "--on-failure",
+        choices=ON_FAILURE,
+        default=ON_FAILURE[0],
+        help="when a worker is lost: end, or go on over what is left (%(default)s)",
+    )
+    parser.add_argument(
+        "--spare",
+        default="",
+        metavar="HOST:PORT[,HOST:PORT...]",
+        help="more servers to go on with, for --on-failure resume",
     )
     _add_layout(parser)
     _add_sampling(parser)
@@ -168,6 +180,8 @@ def run(arguments: argparse.Namespace) -> int:
             n_ubatch=arguments.ubatch_size,
             n_threads=arguments.threads,
             exact=arguments.exact,
+            spares=arguments.spare,
+            on_failure=arguments.on_failure,
             on_progress=on_progress,
         )
     with engine:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +15,21 @@ import numpy.typing as npt
 
 from longwire.client import remote
 from longwire.client.device import RemoteDevice
-from longwire.errors import CallFailed, UsageError
+from longwire.errors import CallFailed, RemoteError, UsageError
 from longwire.host.generation import Generation
 from longwire.host.layout import DeviceReport, Layout, LoadedModel
 from longwire.host.sampling import Sampling
 from longwire.native.engine import load_engine
 from longwire.native.model import NativeContext, NativeModel
 from longwire.native.profiles import DEFAULT_ENGINE
+from longwire.transport.endpoint import parse_endpoints
 
-__all__ = ["DeviceReport", "Engine"]
+__all__ = ["ON_FAILURE", "DeviceReport", "Engine"]
+
+_log = logging.getLogger("longwire.host")
+
+ON_FAILURE = ("fail", "resume")
+"""What a generation may do when a worker is lost."""
 
 
 class Engine:
@@ -50,6 +59,8 @@ class Engine:
         n_ubatch: int = 512,
         n_threads: int | None = None,
         exact: bool = False,
+        spares: str = "",
+        on_failure: str = "fail",
         on_progress: Callable[[float], None] | None = None,
     ) -> None:
         """Load `model`.
@@ -59,13 +70,21 @@ class Engine:
         ones by name, in that order; without it all are used. `native_devices`
         are addresses of further `ggml_backend_device`s, put in front.
         `exact` keeps the host from repacking weights, so that results equal a
-        local `exact` run bit for bit.
+        local `exact` run bit for bit. With `on_failure="resume"` a generation
+        outlives its workers: the model is laid out again over those that are
+        left and the `spares` (endpoints), and the text goes on.
 
         Raises:
             UsageError: settings that cannot be.
             RemoteError: an endpoint failed, while connecting or loading.
             NativeError: the engine, the model or the context cannot be loaded.
         """
+        if on_failure not in ON_FAILURE:
+            known = " or ".join(ON_FAILURE)
+            raise UsageError(f"on_failure is {on_failure!r}, not {known}")
+        self._resumes = on_failure == "resume"
+        self._spares = parse_endpoints(spares) if spares else []
+        self._engine = engine
         self._layout = Layout(
             model=Path(model),
             devices=devices,
@@ -106,6 +125,43 @@ class Engine:
             loaded.close()
         owned, self._owned = self._owned, []
         remote.close(owned)
+
+    def recover(self, error: RemoteError) -> None:
+        """Lay the model out again over the workers that still answer.
+
+        The context is empty afterwards. With no worker left, the model runs on
+        this machine alone.
+
+        Raises:
+            RemoteError: `error` itself, if this engine does not resume; another
+                one, if the workers that are left fail as well.
+            NativeError: the model does not fit on what is left.
+        """
+        if not self._resumes:
+            raise error
+        started = time.perf_counter()
+        known = [device.endpoint for device in self.remote_devices]
+        loaded, self._loaded = self.loaded, None
+        loaded.close()
+        found = remote.try_connect([*known, *self._spares], engine=self._engine)
+        devices = [
+            d for group in found.values() if isinstance(group, list) for d in group
+        ]
+        kept = set(loaded.remote_devices) - set(self._owned)
+        self._owned = [device for device in devices if device not in kept]
+        layout = self._layout
+        if len(devices) != len(loaded.remote_devices):
+            # Shares were given for devices that are no longer all there.
+            layout = replace(layout, tensor_split=(), devices=None)
+        self._loaded = LoadedModel(self._native, layout, devices)
+        self.n_past = 0
+        _log.warning(
+            "%s; laid out again over %s in %.1f s",
+            error,
+            ", ".join(str(e) for e, g in found.items() if isinstance(g, list))
+            or "this machine alone",
+            time.perf_counter() - started,
+        )
 
     @property
     def loaded(self) -> LoadedModel:

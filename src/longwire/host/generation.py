@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import codecs
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from longwire.client.connection import Connection, Traffic
+from longwire.errors import RemoteError
 from longwire.host.sampling import Sampling
 from longwire.native.model import NativeSampler
 
@@ -16,6 +18,11 @@ if TYPE_CHECKING:
     from longwire.host.engine import Engine
 
 __all__ = ["Generation", "Phase", "Token"]
+
+_log = logging.getLogger("longwire.host")
+
+_RESUMES = 8
+"""Layouts in a row that may fail before a generation gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +99,7 @@ class Generation:
             )
         text = codecs.getincrementaldecoder("utf-8")("replace")
         try:
-            engine.reset()
-            self._measured(self.prefill, self.prompt)
+            self._advance(self.prefill, self.prompt)
             while len(self.tokens) < self._max_tokens:
                 token = sampler.sample(engine.context) if sampler else engine.greedy()
                 if self._stop_at_end and engine.model.is_end(token):
@@ -109,13 +115,50 @@ class Generation:
                 yield Token(token, fresh)
                 if done:
                     return
-                self._measured(self.decode, [token])
+                self._advance(self.decode, [token])
             rest = text.decode(b"", final=True)
             if rest:
                 self.text += rest
         finally:
             if sampler:
                 sampler.close()
+
+    def _advance(self, phase: Phase, tokens: Sequence[int]) -> None:
+        """Evaluate tokens; with an engine that resumes, over whoever is left."""
+        try:
+            if phase is self.prefill:
+                self._engine.reset()
+            self._measured(phase, tokens)
+        except RemoteError as error:
+            self._resume(error)
+
+    def _resume(self, error: RemoteError) -> None:
+        for _ in range(_RESUMES):
+            self._engine.recover(error)
+            started = time.perf_counter()
+            try:
+                self._replay()
+            except RemoteError as another:
+                error = another
+                continue
+            _log.warning(
+                "replayed %d + %d tokens in %.1f s",
+                len(self.prompt),
+                len(self.tokens),
+                time.perf_counter() - started,
+            )
+            return
+        raise error
+
+    def _replay(self) -> None:
+        """Bring an empty context to where the lost one was.
+
+        In the same steps: a batch sums in another order than single tokens, and
+        the text must go on as if nothing had happened.
+        """
+        self._engine.eval(self.prompt)
+        for token in self.tokens:
+            self._engine.eval([token])
 
     def _measured(self, phase: Phase, tokens: Sequence[int]) -> None:
         connections = self._connections()
