@@ -102,8 +102,7 @@ DECLARATIONS: dict[str, str] = {
     "bool load_mtp;",
     "context_params": CONTEXT_HEAD + CONTEXT_TAIL,
     "context_params_moe": CONTEXT_HEAD + "size_t moe_cache_size; " + CONTEXT_TAIL,
-    "batch": "int32_t n_tokens; "
-    + pointers("token embd pos n_seq_id seq_id logits"),
+    "batch": "int32_t n_tokens; " + pointers("token embd pos n_seq_id seq_id logits"),
     "sampler_chain_params": "bool no_perf;",
     "chat_message": "char *role; char *content;",
 }
@@ -175,11 +174,11 @@ SIGNATURES: dict[str, tuple[Mapping[str, Any], str]] = {
     ),
     "buffer": (
         abi.BUFFER_I,
-        "vp pp ipp vppuzz vpppzz vpppzz vpppzzzz vpppzzzz bppp vpu vp",
+        "vp pp ipp vppuzz vpppzz vpppzz vpppzzzzz vpppzzzzz bppp vpu vp",
     ),
     "backend": (
         abi.BACKEND_I,
-        "pp vp vpppzz vpppzz vpppzzzz vpppzzzz bpppp vp ppp vpp vppp ipp ipp vpp vpp "
+        "pp vp vpppzz vpppzz vpppzzzzz vpppzzzzz bpppp vp ppp vpp vppp ipp ipp vpp vpp "
         "vppp",
     ),
     "device": (
@@ -201,8 +200,8 @@ CODES = {
 
 def ours(name: str) -> Layout:
     """Size and field offsets of our struct."""
-    struct = OURS[name]
-    if struct is abi.GGML_TENSOR:
+    struct: Any = OURS[name]
+    if name == "tensor":
         offsets = {field: struct.fields[field][1] for field in struct.names}
         return {SIZE: struct.itemsize, **offsets}
     offsets = {field: getattr(struct, field).offset for field, *_ in struct._fields_}

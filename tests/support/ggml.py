@@ -12,10 +12,10 @@ import numpy.typing as npt
 import pytest
 
 from longwire.errors import LibraryNotFound
-from longwire.native.abi import GGML_TENSOR, DeviceProps, InitParams, P, S
+from longwire.native.abi import GGML_TENSOR, Cgraph, DeviceProps, InitParams, P, S
 from longwire.native.engine import NativeEngine, load_engine
 from longwire.native.library import Signature
-from longwire.native.memory import read
+from longwire.native.memory import read, view
 from longwire.native.profiles import DEFAULT_ENGINE
 
 ENGINES = (DEFAULT_ENGINE, "llama-cpp-python")
@@ -36,7 +36,7 @@ PUBLIC: dict[str, Signature] = {
     "ggml_mul_mat": (P, P, P, P),
     "ggml_scale": (P, P, P, C.c_float),
     "ggml_set_output": (None, P),
-    "ggml_graph_view": (P, P, _INT, _INT),
+    "ggml_graph_view": (Cgraph, P, _INT, _INT),
     "ggml_backend_name": (_STR, P),
     "ggml_backend_reg_dev_count": (S, P),
     "ggml_backend_reg_dev_get": (P, P, S),
@@ -70,6 +70,7 @@ class Ggml:
         self.engine = engine
         self.library = engine.library
         self.library.declare(PUBLIC)
+        self._parts: list[Cgraph] = []
 
     @contextmanager
     def context(self, size: int = 1 << 20) -> Iterator[int]:
@@ -102,6 +103,11 @@ class Ggml:
         """The graph's nodes, as ggml itself lists them."""
         n = self.library.ggml_graph_n_nodes(graph)
         return [self.library.ggml_graph_node(graph, i) for i in range(n)]
+
+    def part(self, graph: int, start: int, end: int) -> int:
+        """Some nodes of a graph as a graph of their own, as schedulers make them."""
+        self._parts.append(self.library.ggml_graph_view(graph, start, end))
+        return C.addressof(self._parts[-1])
 
     @contextmanager
     def cpu_buffer(self, size: int = 1 << 16) -> Iterator[int]:
@@ -145,8 +151,7 @@ def fields(tensor: int) -> Any:
 
 def change(tensor: int, field: str, value: Any) -> None:
     """Write one field of the `ggml_tensor` at an address."""
-    raw = (C.c_char * GGML_TENSOR.itemsize).from_address(tensor)
-    np.frombuffer(raw, GGML_TENSOR)[field] = value
+    np.frombuffer(view(tensor, GGML_TENSOR.itemsize), GGML_TENSOR)[field] = value
 
 
 def f32(values: Any) -> npt.NDArray[np.float32]:

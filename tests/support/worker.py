@@ -17,7 +17,15 @@ from typing import TypeVar
 
 from longwire.transport.endpoint import Endpoint, parse_endpoint
 
-__all__ = ["PROC", "Worker", "alive", "running_worker", "serve_command", "until"]
+__all__ = [
+    "PROC",
+    "Worker",
+    "alive",
+    "resident",
+    "running_worker",
+    "serve_command",
+    "until",
+]
 
 T = TypeVar("T")
 
@@ -46,6 +54,15 @@ def alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
+def resident(pid: int) -> int:
+    """Bytes of memory that a process occupies; 0 when it is gone."""
+    try:
+        pages = int((PROC / str(pid) / "statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 @dataclass
 class Worker:
     """A running supervisor with its sessions."""
@@ -68,13 +85,22 @@ class Worker:
                 f"no line matches {pattern!r} in:\n{self.log}"
             ) from None
 
-    def session_of(self, peer: str) -> int:
-        """The process that serves the client with this address."""
-        return int(self.logged(rf"\(pid (\d+)\) serves {re.escape(peer)}\n")[1])
+    def session_of(self, client: str) -> int:
+        """The process that serves the client of that name."""
+        pattern = rf"\(pid (\d+)\) serves {re.escape(client)}\n"
+        self.logged(pattern)
+        return int(re.findall(pattern, self.log)[-1])
 
-    def end_of(self, peer: str) -> str:
-        """The log's line on how that client's session ended."""
-        return self.logged(rf"session \d+ of {re.escape(peer)}: .*")[0]
+    def end_of(self, client: str) -> str:
+        """The line on how that client's session ended; it has to be over."""
+
+        def line() -> str | None:
+            # Port numbers come again: only the last client of that name counts.
+            since = self.log.rpartition(f" serves {client}\n")[2]
+            found = re.search(rf"session \d+ of {re.escape(client)}.*\n", since)
+            return found and found[0]
+
+        return until(line, 2.0)
 
     def sessions(self) -> list[int]:
         """The processes of all sessions, spare ones included."""
@@ -90,14 +116,7 @@ class Worker:
 
     def resident(self) -> int:
         """Bytes of memory that all processes of this worker occupy."""
-        total = 0
-        for pid in [self.process.pid, *self.sessions()]:
-            try:
-                pages = int((PROC / str(pid) / "statm").read_text().split()[1])
-            except OSError:
-                continue
-            total += pages * os.sysconf("SC_PAGE_SIZE")
-        return total
+        return sum(map(resident, [self.process.pid, *self.sessions()]))
 
     def ended(self, timeout_s: float = _STOP_S) -> int:
         """Wait for the end; returns the exit code. No session may outlive it."""
@@ -113,7 +132,7 @@ def serve_command(*options: str) -> list[str]:
 
 
 @contextmanager
-def running_worker(*options: str) -> Iterator[Worker]:
+def running_worker(*options: str, exit_code: int = 0) -> Iterator[Worker]:
     """A worker with these options of `serve`; it must end cleanly afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         output, log = Path(folder, "stdout"), Path(folder, "stderr")
@@ -132,7 +151,7 @@ def running_worker(*options: str) -> Iterator[Worker]:
                 process.send_signal(signal.SIGTERM)
             # `ended` needs the endpoint no more.
             code = Worker(process, Endpoint("", 1), log).ended()
-            assert code == 0, log.read_text()
+            assert code == exit_code, log.read_text()
             assert "Traceback" not in log.read_text(), log.read_text()
         finally:
             if process.poll() is None:

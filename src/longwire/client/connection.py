@@ -6,8 +6,9 @@ inputs, the recompute and the read of its result are one write and one read.
 
 Two rules keep this safe. Nobody waits for an answer while any connection of
 the process holds back a graph (`flush_all`), so that workers overlap. And
-nothing is sent while an answer is owed, so that two full socket buffers never
-face each other.
+next to nothing is sent while an answer is owed, so that two full socket buffers
+never face each other: what is behind a read in one write is short, and nothing
+follows that write until the answers are in.
 
 The first failure is latched. Every later call raises it at once, and touches
 no socket.
@@ -43,6 +44,10 @@ _CORK_LIMIT = 256 * 1024
 
 _BULK = 64 * 1024
 """Data from this size on goes from the caller's memory to the socket."""
+
+_BEHIND_READ = 32 * 1024
+"""Most bytes that share a write with a read. They must fit the buffers between
+the two ends: a server that cannot deliver its answer takes no more in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,7 @@ class _Read:
 
 
 _open: weakref.WeakSet[Connection] = weakref.WeakSet()
+_open_lock = threading.Lock()
 
 
 class Connection:
@@ -111,7 +117,8 @@ class Connection:
         self._corked = bytearray()
         self._holds_graph = False
         self._reads: list[_Read] = []
-        _open.add(self)
+        with _open_lock:
+            _open.add(self)
 
     @classmethod
     def open(cls, endpoint: Endpoint, deadlines: Deadlines) -> Connection:
@@ -155,6 +162,7 @@ class Connection:
             LongwireError: the latched failure.
         """
         size = sum(map(len, pieces))
+        self._make_room(size)
         with self._lock:
             self._raise_failure()
             self._corked += REQUEST_HEADER.pack(command, size)
@@ -186,10 +194,8 @@ class Connection:
         Raises:
             LongwireError: the latched failure, or a new one.
         """
-        flush_all(but=self)
-        with self._lock:
-            self.queue_read(command, body, target)
-            self._settle()
+        self.queue_read(command, body, target)
+        self.synchronize()
 
     def queue_read(self, command: Command, body: m.Bytes, target: memoryview) -> None:
         """Queue a command whose answer goes to `target`, by `synchronize` at latest.
@@ -197,6 +203,7 @@ class Connection:
         Raises:
             LongwireError: the latched failure.
         """
+        self._make_room(len(body))
         with self._lock:
             self._raise_failure()
             self._corked += REQUEST_HEADER.pack(command, len(body))
@@ -259,11 +266,17 @@ class Connection:
         """Leave the server; idempotent. Later calls say that it is closed."""
         self.fail(ConnectionLost(str(self.endpoint), "close", "closed"), "close")
 
+    def _make_room(self, size: int) -> None:
+        """Settle queued reads if `size` more bytes could block behind them."""
+        if self._reads and len(self._corked) + size > _BEHIND_READ:
+            self.synchronize()
+
     def _raise_failure(self) -> None:
         if self.failure is not None:
             if isinstance(self.failure.__cause__, KeyboardInterrupt):
                 raise KeyboardInterrupt from self.failure
-            raise self.failure
+            # Raised over and over: each time would add to the traceback.
+            raise self.failure.with_traceback(None)
 
     def _send(self, command: Command, pieces: Sequence[m.Bytes] = ()) -> None:
         """Write what is corked, then `pieces`. Called with the lock held."""
@@ -275,7 +288,8 @@ class Connection:
         try:
             self._stream.send([corked, *pieces])
         except BaseException as error:
-            raise self.fail(error, command.name) from error
+            self.fail(error, command.name)
+        self._raise_failure()
         self.traffic.send_s += time.perf_counter() - started
         self.traffic.bytes_sent += len(corked) + sum(map(len, pieces))
         for read in self._reads:
@@ -307,14 +321,17 @@ class Connection:
                 self._stream.take_into(read.target)
                 traffic.receive_s += time.perf_counter() - arrived
             except BaseException as error:
-                raise self.fail(error, read.command.name) from error
+                self.fail(error, read.command.name)
+            self._raise_failure()
             traffic.bytes_received += ANSWER_HEADER.size + size
             self._reads.pop(0)
 
 
 def flush_all(but: Connection | None = None) -> None:
     """Send the graphs that any connection holds back, before somebody waits."""
-    for connection in list(_open):
+    with _open_lock:
+        connections = list(_open)
+    for connection in connections:
         if connection is not but and connection._holds_graph:
             try:
                 connection.flush()
@@ -326,7 +343,8 @@ def flush_all(but: Connection | None = None) -> None:
 def _reason(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "no answer before the deadline"
-    if isinstance(error, EOFError):
+    # With bytes of ours unread, a closed connection looks like a reset one.
+    if isinstance(error, (EOFError, ConnectionResetError, BrokenPipeError)):
         return (
             "the server closed the connection (it refused the last commands, "
             "or it is gone; its log says which)"

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 
 from longwire.client.connection import Connection
-from longwire.client.records import NativeTensor, Records, read_tensor
+from longwire.client.records import (
+    NativeTensor,
+    Records,
+    buffers_of,
+    read_tensor,
+)
 from longwire.client.reuse import GraphReuse
-from longwire.errors import LongwireError
+from longwire.errors import LongwireError, RemoteError, RemoteFailure
 from longwire.native import memory
 from longwire.native.abi import Usage
 from longwire.native.graph import graph_uid
 from longwire.native.plugin import DevicePlugin, Registry
 from longwire.transport.endpoint import Endpoint
 from longwire.wire import messages as m
-from longwire.wire.constants import HASH_THRESHOLD, POINTER_OPS, Command
+from longwire.wire.constants import HASH_THRESHOLD, POINTER_OPS, U64_MAX, Command
 from longwire.wire.fnv import fnv1a_64
 from longwire.wire.graphs import GraphRecompute
 from longwire.wire.tensors import NULL_TENSOR
@@ -45,6 +51,8 @@ class Session:
         self.records = Records(self.buffers)
         self.reuse = GraphReuse(connection.dialect)
         self.alloc_sizes: dict[tuple[object, ...], int] = {}
+        self.order = threading.RLock()
+        """Held while `reuse` changes and the command that changes it is queued."""
 
 
 # Buffers of every connection: a copy between two of them starts from an address.
@@ -86,6 +94,10 @@ class RemoteDevice:
 
     def failed(self, error: BaseException) -> None:
         """Something raised inside a call from C."""
+        if isinstance(error, RemoteError):
+            # Latched where it happened: by another connection, if a copy or an
+            # old buffer brought it here.
+            return
         if not isinstance(error, LongwireError):
             _log.debug("%s", self.name, exc_info=error)
         self.connection.fail(error, "callback")
@@ -103,7 +115,12 @@ class RemoteDevice:
     def alignment(self) -> int:
         if self._alignment is None:
             answer = self.connection.ask(Command.GET_ALIGNMENT, m.U32.pack(self.index))
-            (self._alignment,) = m.U64.unpack(answer)
+            (alignment,) = m.U64.unpack(answer)
+            if alignment == 0 or alignment & (alignment - 1):
+                # ggml would divide by it.
+                reason = f"{alignment} is no power of two"
+                raise _unusable(self.connection, Command.GET_ALIGNMENT, reason)
+            self._alignment = alignment
         return self._alignment
 
     def max_size(self) -> int:
@@ -149,6 +166,9 @@ class RemoteDevice:
                 "%s (%s) has no room for %d bytes", self.name, self.endpoint, size
             )
             return None
+        if true_size < size:
+            reason = f"gave {true_size} bytes where {size} were asked for"
+            raise _unusable(self.connection, Command.ALLOC_BUFFER, reason)
         return RemoteBuffer(self, handle, true_size), true_size
 
     def supports_op(self, op: int) -> bool:
@@ -164,14 +184,7 @@ class RemoteDevice:
         self._buffer_of(tensor).set_tensor(tensor, data, offset, size)
 
     def get_tensor_async(self, tensor: int, data: int, offset: int, size: int) -> None:
-        target = memory.view(data, size)
-        try:
-            record = self.session.records.of(tensor)
-            body = m.GetTensor(record, offset, size).encode()
-            self.connection.queue_read(Command.GET_TENSOR, body, target)
-        except BaseException:
-            target[:] = bytes(size)
-            raise
+        self._buffer_of(tensor).queue_read(tensor, data, offset, size)
 
     def cpy_tensor_async(self, src: int, dst: int) -> bool:
         """Copy between remote devices; False for anything else."""
@@ -184,19 +197,27 @@ class RemoteDevice:
     def graph_compute(self, graph: int) -> bool:
         session, connection = self.session, self.connection
         uid = graph_uid(graph)
-        if session.reuse.may_recompute(self.index, uid):
-            body = GraphRecompute(self.index, uid).encode(connection.dialect)
-            connection.post(Command.GRAPH_RECOMPUTE, body)
-            connection.traffic.recomputes += 1
+        with session.order:
+            if session.reuse.may_recompute(self.index, uid):
+                body = GraphRecompute(self.index, uid).encode(connection.dialect)
+                connection.post(Command.GRAPH_RECOMPUTE, body)
+                connection.traffic.recomputes += 1
+                return True
+            if self._is_stale(graph):
+                return False
+            message = session.records.graph(graph, self.index, uid)
+            session.reuse.sent(self.index, uid)
+            connection.post(Command.GRAPH_COMPUTE, *message.encode(connection.dialect))
+            connection.traffic.graphs += 1
             return True
-        message = session.records.graph(graph, self.index, uid)
-        session.reuse.sent(self.index, uid)
-        connection.post(Command.GRAPH_COMPUTE, *message.encode(connection.dialect))
-        connection.traffic.graphs += 1
-        return True
+
+    def _is_stale(self, graph: int) -> bool:
+        """Whether a graph lies in buffers of a connection that was lost."""
+        lost = self.plugin.buffers.keys() - self.session.buffers.keys()
+        return bool(lost) and not lost.isdisjoint(buffers_of(graph))
 
     def _buffer_of(self, tensor: int) -> RemoteBuffer:
-        return self.session.buffers[read_tensor(tensor).buffer]
+        return _live[read_tensor(tensor).buffer]
 
 
 class RemoteBuffer:
@@ -226,20 +247,24 @@ class RemoteBuffer:
         self._session.buffers.pop(self._address, None)
         _live.pop(self._address, None)
         self._session.records.forget()
-        self._session.reuse.freed()
-        if self._connection.healthy:
+        if not self._connection.healthy:
+            return
+        with self._session.order:
+            self._session.reuse.freed()
             self._connection.post(Command.FREE_BUFFER, m.U64.pack(self.handle))
-            self._connection.flush()
+        self._connection.flush()
 
     def base(self) -> int:
         if self._base is None:
-            if not self._connection.healthy:
-                # ggml insists on an address; nothing will be sent to it.
-                return _DEAD_BASE
             answer = self._connection.ask(
                 Command.BUFFER_GET_BASE, m.U64.pack(self.handle)
             )
-            (self._base,) = m.U64.unpack(answer)
+            (base,) = m.U64.unpack(answer)
+            if not 0 < base <= U64_MAX - self.size:
+                # ggml aborts on both.
+                reason = f"{base:#x} is no base for {self.size} bytes"
+                raise _unusable(self._connection, Command.BUFFER_GET_BASE, reason)
+            self._base = base
         return self._base
 
     def init_tensor(self, tensor: int) -> bool:
@@ -279,6 +304,17 @@ class RemoteBuffer:
 
     def get_tensor(self, tensor: int, data: int, offset: int, size: int) -> None:
         self._read_into(tensor, memory.view(data, size), offset, size)
+
+    def queue_read(self, tensor: int, data: int, offset: int, size: int) -> None:
+        """Read by the next `synchronize` of the connection."""
+        target = memory.view(data, size)
+        try:
+            record = self._session.records.of(tensor)
+            body = m.GetTensor(record, offset, size).encode()
+            self._connection.queue_read(Command.GET_TENSOR, body, target)
+        except BaseException:
+            target[:] = bytes(size)
+            raise
 
     def _read_into(
         self, tensor: int, target: memoryview, offset: int, size: int
@@ -377,7 +413,10 @@ class RemoteBuffer:
         self._connection.post(Command.BUFFER_CLEAR, body)
 
 
-_DEAD_BASE = 1 << 60
+def _unusable(connection: Connection, command: Command, reason: str) -> LongwireError:
+    """Latch an answer that nobody can work with."""
+    failure = RemoteFailure(str(connection.endpoint), command.name, reason)
+    return connection.fail(failure, command.name)
 
 
 def _is_padded(tensor: NativeTensor) -> bool:

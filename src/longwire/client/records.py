@@ -18,7 +18,7 @@ from longwire.wire.constants import U32_MAX
 from longwire.wire.graphs import Graph
 from longwire.wire.tensors import TENSOR, Tensor
 
-__all__ = ["NativeTensor", "Records", "read_tensor"]
+__all__ = ["NativeTensor", "Records", "buffers_of", "read_tensor"]
 
 _SIZE = GGML_TENSOR.itemsize
 _NATIVE = struct.Struct("<i4xQ4q4Qi64si10QQQQ64sQ8x")
@@ -73,6 +73,13 @@ def _unpack(address: int, raw: bytes) -> NativeTensor:
         data=f[25],
         name=f[26].split(b"\0", 1)[0],
     )
+
+
+def buffers_of(graph: int) -> set[int]:
+    """The native buffers of a graph's nodes and of their sources."""
+    nodes = gather(graph_nodes(graph))
+    sources = gather(np.setdiff1d(nodes["src"], [0]))
+    return {*nodes["buffer"].tolist(), *sources["buffer"].tolist()} - {0}
 
 
 class Handled(Protocol):
@@ -163,7 +170,10 @@ class Records:
         records = np.zeros(len(tensors), TENSOR)
         for name in ("type", "ne", "nb", "op", "op_params", "flags", "view_offs"):
             records[name] = tensors[name]
-        records["name"] = tensors["name"]
+        names = np.array(tensors["name"], "S64").view(np.uint8).reshape(-1, 64)
+        # ggml leaves what an earlier, longer name had behind the NUL.
+        names *= np.logical_and.accumulate(names != 0, axis=1)
+        records["name"] = names.view("S64").ravel()
         records["id"] = self._masked(addresses)
         records["src"] = self._masked(tensors["src"])
         records["view_src"] = self._masked(tensors["view_src"])

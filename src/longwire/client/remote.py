@@ -70,7 +70,7 @@ def try_connect(
     """
     if isinstance(endpoints, str):
         endpoints = parse_endpoints(endpoints)
-    wanted = list(endpoints)
+    wanted = list(dict.fromkeys(endpoints))
     native = load_engine(engine)
     limits = deadlines or Deadlines()
     with _lock:

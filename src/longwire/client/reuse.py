@@ -28,9 +28,7 @@ class GraphReuse:
         """A graph leaves whole: follow what the server does with its store."""
         entries = self._entries.setdefault(device, set())
         valid = self._valid.setdefault(device, set())
-        if not self._by_uid:
-            valid.clear()
-        elif uid and len(entries) >= GRAPH_CACHE_MAX:
+        if not self._by_uid or (uid and len(entries) >= GRAPH_CACHE_MAX):
             entries.clear()
             valid.clear()
         if uid:

@@ -7,6 +7,7 @@ mismatch is one clear error here and never a crash later.
 
 from __future__ import annotations
 
+import ctypes as C
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import numpy as np
 from longwire.errors import AbiMismatch, NativeError
 from longwire.native.abi import GGML_TENSOR, Cgraph, InitParams
 from longwire.native.library import Library
+from longwire.native.llama import ModelParams
 from longwire.native.memory import array_at, read, read_i32
 from longwire.native.profiles import Profile, mismatch
 from longwire.wire.constants import OP_COUNT
@@ -37,7 +39,7 @@ def check_profile(profile: Profile, library: Library) -> None:
     try:
         _check_api_version(profile, library)
         _check_tables(library)
-        _check_defaults(library)
+        _check_defaults(profile, library)
         _check_graph(library)
         _check_compute(library)
     except _Differs as difference:
@@ -81,8 +83,21 @@ def _check_tables(library: Library) -> None:
         )
 
 
-def _check_defaults(library: Library) -> None:
-    model = library.llama_model_default_params()
+def _defaults(library: Library, function: str, layout: Any) -> Any:
+    """What a `..._default_params` function returns, read as a `layout`."""
+
+    class Roomy(C.Structure):
+        # A build whose struct is longer writes past the end of ours.
+        _fields_ = [("params", layout), ("room", C.c_char * 512)]
+
+    address = library.address(function)
+    if address is None:
+        raise _Differs(f"{function} is not exported")
+    return C.CFUNCTYPE(Roomy)(address)().params
+
+
+def _check_defaults(profile: Profile, library: Library) -> None:
+    model = _defaults(library, "llama_model_default_params", ModelParams)
     found: dict[str, Any] = {
         "n_gpu_layers": model.n_gpu_layers,
         "split_mode": model.split_mode,
@@ -101,7 +116,7 @@ def _check_defaults(library: Library) -> None:
     }
     _expect("llama_model_params defaults", found, expected)
 
-    context = library.llama_context_default_params()
+    context = _defaults(library, "llama_context_default_params", profile.context_params)
     found = {
         "n_ctx": context.n_ctx,
         "n_batch": context.n_batch,

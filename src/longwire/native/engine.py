@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes as C
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -54,6 +55,9 @@ def _load(engine: str) -> NativeEngine:
     candidates, handles, path = locate(engine)
     library = Library(engine, handles, path)
     library.ggml_log_set(C.cast(_log_callback, C.c_void_p), None)
+    if os.path.isdir(engine):
+        # A build with loadable backends registers none by itself.
+        library.ggml_backend_load_all_from_path(os.fsencode(path.parent))
     reasons: list[AbiMismatch] = []
     for profile in candidates:
         declare_llama(library, profile.context_params)
@@ -64,7 +68,6 @@ def _load(engine: str) -> NativeEngine:
             continue
         library.llama_log_set(C.cast(_log_callback, C.c_void_p), None)
         library.llama_backend_init()
-        library.ggml_backend_load_all()
         native = NativeEngine(profile, library)
         on_abort(native, _print_last_words)
         return native

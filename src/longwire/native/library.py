@@ -46,6 +46,7 @@ GGML: Mapping[str, Signature] = {
     "ggml_set_abort_callback": (P, P),
     # ggml-backend.h
     "ggml_backend_load_all": (None,),
+    "ggml_backend_load_all_from_path": (None, _STR),
     "ggml_backend_register": (None, P),
     "ggml_backend_reg_by_name": (P, _STR),
     "ggml_backend_reg_get_proc_address": (P, P, _STR),
@@ -99,8 +100,10 @@ class Library:
         self._signatures: dict[str, Signature] = dict(GGML)
 
     def declare(self, signatures: Mapping[str, Signature]) -> None:
-        """Make more functions available as attributes."""
+        """Make more functions available as attributes; the last signature holds."""
         self._signatures.update(signatures)
+        for symbol in signatures:
+            self.__dict__.pop(symbol, None)
 
     def address(self, symbol: str) -> int | None:
         """Where an exported symbol is, or None."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as C
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -107,7 +108,7 @@ class NativeModel:
         params.use_extra_bufts = use_extra_bufts
         params.progress_callback = progress
         self._pointer: int | None = library.llama_model_load_from_file(
-            str(path).encode(), params
+            os.fsencode(path), params
         )
         if not self._pointer:
             raise CallFailed("llama_model_load_from_file", f"cannot load {path}")

@@ -5,7 +5,7 @@ tensor's buffer and jumps through its `set_tensor` slot; the slot is a thunk
 made here; the thunk looks the buffer's address up and calls `set_tensor` of
 the Python object that owns it. An exception on the way is handed to the
 device's `failed`, and C gets the slot's failure value: nothing is ever raised
-through C.
+through C (`native/guard.py`).
 
 Everything C keeps a pointer to (tables, names, thunks) lives as long as the
 process, because ggml never forgets a device.
@@ -14,11 +14,12 @@ process, because ggml never forgets a device.
 from __future__ import annotations
 
 import ctypes as C
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from longwire.native import abi
 from longwire.native.engine import NativeEngine
+from longwire.native.guard import constant, defer_interrupts, install, log_failure
 
 __all__ = ["DevicePlugin", "HostBuffer", "HostDevice", "Registry"]
 
@@ -101,16 +102,17 @@ class Registry:
         self.engine = engine
         self.plugins: list[DevicePlugin] = []
         self._registered = False
-        self._name = C.c_char_p(b"RPC")
+        self._name = C.create_string_buffer(b"RPC")
         self._struct = abi.Reg(api_version=engine.profile.api_version)
         self.address = C.addressof(self._struct)
         slots: dict[str, Callable[..., Any]] = {
-            "get_name": lambda reg: C.cast(self._name, abi.P).value,
+            "get_name": constant(C.addressof(self._name)),
             "get_device_count": lambda reg: len(self.plugins),
             "get_device": lambda reg, i: self.plugins[i].address,
-            "get_proc_address": lambda reg, name: None,
+            "get_proc_address": constant(None),
         }
-        _install(self._struct, abi.REG_I, slots, _raise)
+        install(self._struct, abi.REG_I, slots, log_failure)
+        defer_interrupts()
 
     def add(self, device: HostDevice) -> DevicePlugin:
         """Give a device its native face under this registry."""
@@ -151,10 +153,10 @@ class DevicePlugin:
             guid=C.addressof(self._guid), device=self.address
         )
         fail = device.failed
-        _install(self._struct, abi.DEVICE_I, self._device_slots(), fail)
-        _install(self._buffer_type, abi.BUFT_I, self._buffer_type_slots(), fail)
-        _install(self._buffer_interface, abi.BUFFER_I, self._buffer_slots(), fail)
-        _install(self._backend_template, abi.BACKEND_I, self._backend_slots(), fail)
+        install(self._struct, abi.DEVICE_I, self._device_slots(), fail)
+        install(self._buffer_type, abi.BUFT_I, self._buffer_type_slots(), fail)
+        install(self._buffer_interface, abi.BUFFER_I, self._buffer_slots(), fail)
+        install(self._backend_template, abi.BACKEND_I, self._backend_slots(), fail)
         _kept.append(self)
 
     def usage(self, buffer: int) -> abi.Usage:
@@ -168,6 +170,9 @@ class DevicePlugin:
         buffer_type = self.buffer_type
 
         def get_memory(_dev: int, free: int, total: int) -> None:
+            # The caller's variables are not initialised.
+            C.c_size_t.from_address(free).value = 0
+            C.c_size_t.from_address(total).value = 0
             sizes = device.memory()
             C.c_size_t.from_address(free).value = sizes[0]
             C.c_size_t.from_address(total).value = sizes[1]
@@ -195,14 +200,14 @@ class DevicePlugin:
             return address
 
         return {
-            "get_name": lambda dev: name,
-            "get_description": lambda dev: description,
+            "get_name": constant(name),
+            "get_description": constant(description),
             "get_memory": get_memory,
             # llama.cpp offloads to devices of this type only.
-            "get_type": lambda dev: abi.DeviceType.GPU,
+            "get_type": constant(abi.DeviceType.GPU),
             "get_props": get_props,
             "init_backend": init_backend,
-            "get_buffer_type": lambda dev: buffer_type,
+            "get_buffer_type": constant(buffer_type),
             "supports_op": lambda dev, op: device.supports_op(op),
             "supports_buft": lambda dev, buft: buft == buffer_type,
             "event_new": event_new,
@@ -226,13 +231,22 @@ class DevicePlugin:
             self.buffers[address] = buffer
             return address
 
+        def alloc_size(_buffer_type: int, tensor: int) -> int:
+            try:
+                return device.alloc_size(tensor)
+            except BaseException as error:
+                device.failed(error)
+            # Less would let ggml lay tensors over each other.
+            size: int = self._library.ggml_nbytes(tensor)
+            return size
+
         return {
-            "get_name": lambda buft: name,
+            "get_name": constant(name),
             "alloc_buffer": alloc_buffer,
             "get_alignment": lambda buft: device.alignment(),
             "get_max_size": lambda buft: device.max_size(),
-            "get_alloc_size": lambda buft, tensor: device.alloc_size(tensor),
-            "is_host": lambda buft: False,
+            "get_alloc_size": alloc_size,
+            "is_host": constant(False),
         }
 
     def _buffer_slots(self) -> dict[str, Callable[..., Any]]:
@@ -263,7 +277,7 @@ class DevicePlugin:
             return abi.Status.SUCCESS if ok else abi.Status.FAILED
 
         return {
-            "get_name": lambda backend: name,
+            "get_name": constant(name),
             "free": lambda backend: self._backends.pop(backend) and None,
             "set_tensor_async": lambda backend, *a: device.set_tensor_async(*a),
             "get_tensor_async": lambda backend, *a: device.get_tensor_async(*a),
@@ -274,8 +288,8 @@ class DevicePlugin:
             "graph_compute": graph_compute,
             # One connection keeps one order, so what an event would order is
             # ordered already.
-            "event_record": lambda backend, event: None,
-            "event_wait": lambda backend, event: None,
+            "event_record": constant(None),
+            "event_wait": constant(None),
         }
 
 
@@ -290,47 +304,7 @@ _BUFFER_METHODS = (
     "clear",
 )
 
-_FAILURE: dict[Any, Any] = {None: None, C.c_bool: False, abi.P: None, abi.S: 0}
-"""What C gets from a slot that failed, by result type."""
-
-
-def _install(
-    table: C.Structure,
-    prototypes: Mapping[str, Any],
-    slots: Mapping[str, Callable[..., Any]],
-    failed: Callable[[BaseException], None],
-) -> None:
-    """Point the slots of `table` at guarded thunks; absent slots stay NULL."""
-    for name, function in slots.items():
-        prototype = prototypes[name]
-        failure = _FAILURE.get(prototype._restype_, abi.Status.FAILED)
-        thunk = prototype(_guarded(function, failure, failed))
-        # C copies the address, not the object: a dropped thunk is a wild jump.
-        _kept.append(thunk)
-        setattr(table, name, C.cast(thunk, abi.P).value)
-
-
-def _guarded(
-    function: Callable[..., Any],
-    failure: Any,
-    failed: Callable[[BaseException], None],
-) -> Callable[..., Any]:
-    def guarded(*arguments: Any) -> Any:
-        try:
-            return function(*arguments)
-        # An exception of any kind, KeyboardInterrupt included, must not reach C.
-        except BaseException as error:
-            failed(error)
-            return failure
-
-    return guarded
-
-
-def _raise(error: BaseException) -> None:
-    raise error
-
-
-_kept: list[object] = []
+_kept: list[DevicePlugin] = []
 
 
 def device_array(addresses: Sequence[int]) -> C.Array[C.c_void_p]:

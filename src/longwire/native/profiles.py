@@ -83,6 +83,11 @@ def _llama_cpp_python_files() -> list[Path]:
     return folder_files(folder / "lib") if folder else []
 
 
+def _places(folder: Path) -> list[Path]:
+    """Where a build folder may have its libraries."""
+    return [folder, folder / "lib", folder / "bin"]
+
+
 def folder_files(folder: Path) -> list[Path]:
     """The engine's libraries in a llama.cpp build folder, in load order.
 
@@ -92,7 +97,7 @@ def folder_files(folder: Path) -> list[Path]:
     found = []
     for part in _PARTS:
         names = [f"lib{part}.so.0", f"lib{part}.so", f"lib{part}.dylib", f"{part}.dll"]
-        for place in (folder, folder / "lib", folder / "bin"):
+        for place in _places(folder):
             hits = [place / name for name in names if (place / name).is_file()]
             if hits:
                 found.append(hits[0])
@@ -122,13 +127,16 @@ def locate(engine: str) -> tuple[tuple[Profile, ...], list[C.CDLL], Path]:
         profile, remedy, finder = _FINDERS[engine]
         candidates: tuple[Profile, ...] = (profile,)
         files = finder()
-        reason = f"not installed; {remedy}"
+        attempts = [(engine, f"not installed; {remedy}")]
     else:
         candidates = PROFILES
         files = folder_files(Path(engine))
-        reason = "no such engine name, and no folder with libllama and libggml"
+        attempts = [(str(p), "no libllama, no libggml") for p in _places(Path(engine))]
+        if not Path(engine).is_dir():
+            names = " or ".join(_FINDERS)
+            attempts = [(engine, f"neither a folder nor {names}")]
     if not files:
-        raise LibraryNotFound(engine, [(engine, reason)])
+        raise LibraryNotFound(engine, attempts)
     handles = []
     for file in files:
         try:
