@@ -77,7 +77,7 @@ class TestDevice:
         total = r.ggml.library.ggml_add(context, a, b)
         supports = r.ggml.library.ggml_backend_dev_supports_op
         assert supports(r.device.plugin.address, total)
-        change(total if position == "op" else b, "nb", [4, 16, 64, 2**32])
+        change(total if position == "op" else b, "nb", [2**32, 16, 64, 64])
         assert not supports(r.device.plugin.address, total)
         assert r.connection.healthy
 
@@ -182,8 +182,8 @@ class TestAllocSize:
 
     def test_a_wide_tensor_is_not_asked_for(self, rig: Make, context: int) -> None:
         r = rig()
-        tensor = r.ggml.tensor(context, 64, 2**27, type=Q4_0)
-        assert r.alloc_size(tensor) == 36 << 27
+        tensor = r.ggml.tensor(context, 64, 2**27, 2, type=Q4_0)
+        assert r.alloc_size(tensor) == 72 << 27
         assert r.server.requests == []
         assert r.connection.healthy
 
@@ -558,7 +558,7 @@ class TestGraphs:
         r = rig()
         a = r.ggml.tensor(context, 16)
         graph = r.ggml.graph(context, r.ggml.library.ggml_add(context, a, a))
-        change(a, "nb", [4, 2**32, 2**32, 2**32])
+        change(a, "nb", [2**32, 2**32, 2**32, 2**32])
         with r.backend() as backend:
             status = r.ggml.library.ggml_backend_graph_compute(backend, graph)
         assert status == Status.FAILED

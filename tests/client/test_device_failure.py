@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from longwire.client.device import Session
+from longwire.client.buffer import Session
 from longwire.errors import ConnectionLost, RemoteFailure
 from longwire.native.abi import Status
 from longwire.wire import messages as m

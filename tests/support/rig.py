@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from longwire.client.device import RemoteDevice, Session
+from longwire.client.buffer import Session
+from longwire.client.device import RemoteDevice
 from longwire.native.abi import Cgraph, Usage
 from longwire.native.plugin import Registry
 from longwire.wire.constants import Command

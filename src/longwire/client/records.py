@@ -47,8 +47,15 @@ class NativeTensor(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether shape and strides fit the wire's 32 bits."""
-        return max(self.ne) <= U32_MAX and max(self.nb) <= U32_MAX
+        """Whether shape and strides fit the wire's 32 bits.
+
+        The stride of a dimension of one element moves nothing and need not.
+        """
+        if max(self.ne) > U32_MAX:
+            return False
+        return max(self.nb) <= U32_MAX or all(
+            b <= U32_MAX or n == 1 for n, b in zip(self.ne, self.nb, strict=True)
+        )
 
 
 def read_tensor(address: int) -> NativeTensor:
@@ -80,6 +87,14 @@ def buffers_of(graph: int) -> set[int]:
     nodes = gather(graph_nodes(graph))
     sources = gather(np.setdiff1d(nodes["src"], [0]))
     return {*nodes["buffer"].tolist(), *sources["buffer"].tolist()} - {0}
+
+
+def _narrow(nb: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    """Strides as sent: those over 32 bits move nothing, see `fits`."""
+    if max(nb) <= U32_MAX:
+        return nb
+    a, b, c, d = (min(n, U32_MAX) for n in nb)
+    return a, b, c, d
 
 
 class Handled(Protocol):
@@ -131,7 +146,7 @@ class Records:
             type=tensor.type,
             buffer=buffer.handle if buffer else 0,
             ne=tensor.ne,
-            nb=tensor.nb,
+            nb=_narrow(tensor.nb),
             op=tensor.op,
             op_params=tensor.op_params,
             flags=tensor.flags,
@@ -165,10 +180,12 @@ class Records:
     def _columns(
         self, addresses: npt.NDArray[np.uint64], tensors: npt.NDArray[Any]
     ) -> npt.NDArray[Any]:
-        if (tensors["ne"] > U32_MAX).any() or (tensors["nb"] > U32_MAX).any():
+        wide = (tensors["nb"] > U32_MAX) & (tensors["ne"] != 1)
+        if (tensors["ne"] > U32_MAX).any() or wide.any():
             raise UsageError("a graph's strides do not fit the wire's 32 bits")
         records = np.zeros(len(tensors), TENSOR)
-        for name in ("type", "ne", "nb", "op", "op_params", "flags", "view_offs"):
+        records["nb"] = np.minimum(tensors["nb"], U32_MAX)
+        for name in ("type", "ne", "op", "op_params", "flags", "view_offs"):
             records[name] = tensors[name]
         names = np.array(tensors["name"], "S64").view(np.uint8).reshape(-1, 64)
         # ggml leaves what an earlier, longer name had behind the NUL.

@@ -8,8 +8,9 @@ import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
+from longwire.client.buffer import Session
 from longwire.client.connection import Connection, Deadlines
-from longwire.client.device import RemoteDevice, Session
+from longwire.client.device import RemoteDevice
 from longwire.errors import LongwireError, RemoteFailure
 from longwire.native.engine import NativeEngine, load_engine
 from longwire.native.plugin import Registry
@@ -49,11 +50,18 @@ def connect(
         VersionMismatch: an endpoint speaks another protocol.
         NativeError: the engine cannot be loaded.
     """
-    results = try_connect(endpoints, engine=engine, deadlines=deadlines)
+    if isinstance(endpoints, str):
+        endpoints = parse_endpoints(endpoints)
+    wanted = list(endpoints)
+    joined = {e for e in wanted if _is_connected(engine, e)}
+    results = try_connect(wanted, engine=engine, deadlines=deadlines)
+    devices = [d for r in results.values() if isinstance(r, list) for d in r]
     for result in results.values():
         if isinstance(result, LongwireError):
+            # A C++ server serves nobody else while it is connected.
+            close(d for d in devices if d.endpoint not in joined)
             raise result
-    return [d for found in results.values() if isinstance(found, list) for d in found]
+    return devices
 
 
 def try_connect(

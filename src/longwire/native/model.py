@@ -99,7 +99,16 @@ class NativeModel:
         split = (C.c_float * max(len(tensor_split), library.llama_max_devices()))(
             *tensor_split
         )
-        progress = ProgressCallback(lambda share, _data: on_progress(share))
+        raised: list[BaseException] = []
+
+        def guarded(share: float, _data: int | None) -> bool:
+            try:
+                return on_progress(share)
+            except BaseException as error:
+                raised.append(error)
+                return False
+
+        progress = ProgressCallback(guarded)
         params = library.llama_model_default_params()
         params.devices = C.addressof(array)
         params.n_gpu_layers = n_gpu_layers
@@ -110,6 +119,9 @@ class NativeModel:
         self._pointer: int | None = library.llama_model_load_from_file(
             os.fsencode(path), params
         )
+        if raised:
+            self.close()
+            raise raised[0]
         if not self._pointer:
             raise CallFailed("llama_model_load_from_file", f"cannot load {path}")
         self._vocab: int = library.llama_model_get_vocab(self._pointer)
@@ -238,6 +250,8 @@ class NativeContext:
         """Free the context; idempotent."""
         pointer, self._pointer = self._pointer, None
         if pointer:
+            # A read that is still queued would land in memory that is gone.
+            self._library.llama_synchronize(pointer)
             self._library.llama_free(pointer)
 
     @property

@@ -29,7 +29,6 @@ _USAGE = abi.Buffer.usage.offset
 class HostBuffer(Protocol):
     """A buffer as ggml drives it. Tensors and data are native addresses."""
 
-    device: HostDevice
     address: int
     """Of the `ggml_backend_buffer` that stands for this one."""
 
@@ -84,6 +83,26 @@ class HostDevice(Protocol):
     ) -> None: ...
     def get_tensor_async(
         self, tensor: int, data: int, offset: int, size: int
+    ) -> None: ...
+    def set_tensor_2d_async(
+        self,
+        tensor: int,
+        data: int,
+        offset: int,
+        size: int,
+        n_copies: int,
+        stride_tensor: int,
+        stride_data: int,
+    ) -> None: ...
+    def get_tensor_2d_async(
+        self,
+        tensor: int,
+        data: int,
+        offset: int,
+        size: int,
+        n_copies: int,
+        stride_tensor: int,
+        stride_data: int,
     ) -> None: ...
     def cpy_tensor_async(self, src: int, dst: int) -> bool: ...
     def synchronize(self) -> None: ...
@@ -281,6 +300,8 @@ class DevicePlugin:
             "free": lambda backend: self._backends.pop(backend) and None,
             "set_tensor_async": lambda backend, *a: device.set_tensor_async(*a),
             "get_tensor_async": lambda backend, *a: device.get_tensor_async(*a),
+            "set_tensor_2d_async": lambda backend, *a: device.set_tensor_2d_async(*a),
+            "get_tensor_2d_async": lambda backend, *a: device.get_tensor_2d_async(*a),
             "cpy_tensor_async": lambda a, b, src, dst: device.cpy_tensor_async(
                 src, dst
             ),
