@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from support.client import RawClient
-from support.worker import Worker, running_worker
 
 from longwire.wire.dialects import V7, V8, Dialect
+from support.client import RawClient
+from support.tensors import Sum
+from support.worker import Worker, running_worker
 
 Connect = Callable[[], RawClient]
 
@@ -71,3 +72,21 @@ def client(
         shared_clients[dialect.major] = RawClient(worker.endpoint, dialect)
         shared_clients[dialect.major].hello()
     return shared_clients[dialect.major]
+
+
+@pytest.fixture(scope="module")
+def neighbours(workers: Callable[[Dialect], Worker]) -> Iterator[Callable[..., Sum]]:
+    """Per dialect a client that stays, with a graph and data to look after."""
+    kept: dict[int, Sum] = {}
+
+    def neighbour(dialect: Dialect) -> Sum:
+        if dialect.major not in kept:
+            client = RawClient(workers(dialect).endpoint, dialect)
+            client.hello()
+            kept[dialect.major] = Sum(client)
+            kept[dialect.major].check()
+        return kept[dialect.major]
+
+    yield neighbour
+    for total in kept.values():
+        total.client.close()

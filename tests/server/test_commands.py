@@ -11,17 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.client import Buffer, RawClient
-from support.tensors import COMPUTE, F32, Q4_0, Sum, graph, tensor
-from support.worker import PROC, Worker, running_worker
 
 from longwire.wire import messages as m
 from longwire.wire.constants import GRAPH_CACHE_MAX, NO_LIMIT, U64_MAX, Command
 from longwire.wire.dialects import V8, Dialect
 from longwire.wire.fnv import fnv1a_64
 from longwire.wire.graphs import Graph
-from longwire.wire.tensors import NULL_TENSOR, TENSOR, Tensor
+from longwire.wire.tensors import NULL_TENSOR, Tensor
 from longwire.wire.types import TYPES, nbytes
+from support.client import Buffer, RawClient
+from support.tensors import COMPUTE, F32, Q4_0, Sum, graph, tensor
+from support.worker import PROC, Worker, resident, running_worker
 
 only_v8 = pytest.mark.parametrize(
     "dialect", [V8], ids=lambda dialect: dialect.version, indirect=True
@@ -158,15 +158,15 @@ class TestBuffers:
 
     @needs_proc
     def test_free_gives_memory_back(self, worker: Worker, client: RawClient) -> None:
-        statm = PROC / str(worker.session_of(client.name)) / "statm"
-        before = int(statm.read_text().split()[1])
+        pid = worker.session_of(client.name)
+        before = resident(pid)
         for _ in range(4):
             buffer = client.alloc(64 << 20)
             body = m.BufferClear(buffer.handle, 1).encode()
             client.post(Command.BUFFER_CLEAR, body)
             client.free(buffer)
         client.device_count()
-        assert int(statm.read_text().split()[1]) - before < 4096
+        assert resident(pid) - before < 16 << 20
 
 
 class TestTensors:
@@ -624,9 +624,7 @@ class TestCollectives:
         assert client.device_count() == 1
 
 
-def test_the_end_is_logged(
-    worker: Worker, connect: Callable[[], RawClient]
-) -> None:
+def test_the_end_is_logged(worker: Worker, connect: Callable[[], RawClient]) -> None:
     client = connect()
     Sum(client).check()
     client.close()

@@ -20,6 +20,9 @@ class SessionConfig:
     cache_dir: str | None = None
     cache_limit: int | None = None
     verbosity: int = 0
+    grace_s: float = 10.0
+    """How long a session may go on with what a client that left has asked for.
+    The longest that matters is to put the last weight in the cache."""
 
     def encode(self) -> str:
         return json.dumps(asdict(self))

@@ -49,10 +49,13 @@ def build_graph(message: Graph, buffers: BufferTable) -> StoredGraph:
         native[name] = records[name]
     # ggml counts on a NUL in a name's 64 bytes.
     native["name"] = records["name"].astype("S63")
-    _place(records, native, buffers)
+    sizes = _sizes(records)
+    _place(records, native, sizes, buffers)
     sources = ids.resolve(records["src"].ravel(), "source").reshape(-1, 10)
     views = ids.resolve(records["view_src"], "viewed tensor")
-    _check_memory(native, nodes, sources)
+    computing = nodes[~np.isin(native["op"][nodes], _NO_MEMORY_OPS)]
+    _check_memory(native, computing, sources)
+    _check_overlap(native, computing, sizes)
     counts = records["use_count"][nodes].astype(np.int32)
     graph = NativeGraph(native, sources, views, nodes, counts)
     return StoredGraph(graph, frozenset(np.unique(records["buffer"]).tolist()))
@@ -98,20 +101,22 @@ def _sizes(records: Columns) -> npt.NDArray[np.uint64]:
         ne[:, 0] * nb[:, 0] // block,
     )
     total = spans.astype(np.float64).sum(axis=1)
+    total[empty] = 0
     _require(total < _SIZE_LIMIT, "strides that are too large", records["name"])
     sizes: npt.NDArray[np.uint64] = spans.sum(axis=1)
     sizes[empty] = 0
     return sizes
 
 
-def _place(records: Columns, native: Columns, buffers: BufferTable) -> None:
+def _place(
+    records: Columns, native: Columns, sizes: Columns, buffers: BufferTable
+) -> None:
     """Turn handles and virtual addresses into pointers, all bounds checked."""
     base, room, address, real = buffers.columns(records["buffer"])
     data = records["data"].astype(np.uint64)
     name = records["name"]
     owned = address > 0
     _require(owned | (data == 0), "tensor without a live buffer has an address", name)
-    sizes = _sizes(records)
     offset = data - base
     inside = (data >= base) & (offset <= room) & (sizes <= room - offset)
     _require(inside | ~owned | (sizes == 0), "tensor outside its buffer", name)
@@ -119,15 +124,29 @@ def _place(records: Columns, native: Columns, buffers: BufferTable) -> None:
     native["data"] = np.where(owned, real + np.where(inside, offset, 0), 0)
 
 
-def _check_memory(native: Columns, nodes: Columns, sources: Columns) -> None:
+def _check_memory(native: Columns, computing: Columns, sources: Columns) -> None:
     """Refuse a node that a kernel would follow to a NULL pointer."""
-    computing = nodes[~np.isin(native["op"][nodes], _NO_MEMORY_OPS)]
     used = np.unique(np.append(sources[computing].ravel(), computing))
     used = used[used >= 0]
     empty = (native["ne"][used] == 0).any(axis=1)
     placed = native["data"][used] != 0
     _require(
         placed | empty, "node works on a tensor without memory", native["name"][used]
+    )
+
+
+def _check_overlap(native: Columns, computing: Columns, sizes: Columns) -> None:
+    """Refuse a node whose elements need more memory than its strides span.
+
+    A kernel that trusts the shape alone would write past the end.
+    """
+    types = native["type"][computing]
+    elements = np.prod(native["ne"][computing].astype(np.float64), axis=1)
+    needed = elements / BLOCK_SIZE[types] * BLOCK_BYTES[types]
+    _require(
+        needed <= sizes[computing].astype(np.float64),
+        "node whose elements overlap",
+        native["name"][computing],
     )
 
 

@@ -359,6 +359,7 @@ def _graph_recompute(s: SessionState, body: memoryview, length: int) -> Pieces:
 def _run(
     s: SessionState, device: ComputeDevice, graph: StoredGraph, command: str
 ) -> None:
+    device.open(s.n_threads)
     started = time.perf_counter()
     status = device.compute(graph.native.address)
     s.running = True

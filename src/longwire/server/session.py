@@ -8,12 +8,17 @@ and with it everything it had.
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import json
 import logging
-import signal
+import os
+import select
 import socket
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +82,16 @@ class _Control:
         self._sock = socket.socket(fileno=fd)
 
     def report(self, event: str, **facts: Any) -> None:
-        """Send one event as a line of JSON."""
-        self._sock.sendall(json.dumps({"event": event, **facts}).encode() + b"\n")
+        """Send one event as a line of JSON, if there still is a supervisor."""
+        with contextlib.suppress(OSError):
+            self._sock.sendall(json.dumps({"event": event, **facts}).encode() + b"\n")
 
     def next_client(self) -> socket.socket | None:
         """Wait for the next client; None when the supervisor is gone or done."""
-        message, fds, _, _ = socket.recv_fds(self._sock, 1, 1)
+        try:
+            message, fds, _, _ = socket.recv_fds(self._sock, 1, 1)
+        except ConnectionError:
+            return None
         if not message or not fds:
             return None
         return socket.socket(fileno=fds[0])
@@ -92,8 +101,8 @@ def main() -> int:
     """Entry point: `python -m longwire.server.session CONTROL_FD CONFIG`."""
     control = _Control(int(sys.argv[1]))
     config = SessionConfig.decode(sys.argv[2])
-    # The terminal's Ctrl-C reaches the whole group; the supervisor decides.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # After a crash in a kernel the log has the command that led there.
+    faulthandler.enable()
     logging.basicConfig(
         stream=sys.stderr,
         level={0: logging.WARNING, 1: logging.INFO}.get(
@@ -153,8 +162,6 @@ def _serve(
         if config.cache_dir
         else None
     )
-    for device in devices:
-        device.open(config.n_threads)
     state = SessionState(
         dialect=DIALECTS[config.protocol],
         devices=devices,
@@ -162,7 +169,8 @@ def _serve(
         cache=cache,
         stream=Stream(client),
     )
-    reason = serve_client(state)
+    with _leaving_ends(client, config.grace_s, control):
+        reason = serve_client(state)
     used = state.buffers.opened > 0
     served = state.served
     state.stream.close()
@@ -178,6 +186,42 @@ def _serve(
         bytes_out=served.bytes_out,
     )
     return not used
+
+
+@contextlib.contextmanager
+def _leaving_ends(
+    client: socket.socket, grace_s: float, control: _Control
+) -> Iterator[None]:
+    """End this process if the body goes on after the client has left.
+
+    Else a kernel that a client made endless would keep a core busy for ever.
+    """
+    done = threading.Event()
+    watched = client.dup()
+
+    def watch() -> None:
+        with watched:
+            poll = select.poll()
+            # Linux tells this apart from bytes to read; others only see a reset.
+            poll.register(watched, getattr(select, "POLLRDHUP", 0))
+            poll.poll()
+        if not done.wait(grace_s):
+            control.report(
+                "ended",
+                reason=f"the client left, its last command took over {grace_s} s",
+            )
+            os._exit(1)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        # Also wakes the thread, where it was not the client who ended this.
+        with contextlib.suppress(OSError):
+            client.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """The supervisor: accepts, counts, and hands the raw socket on.
 
-It never loads the engine and never reads a byte of a client's. Each client
-gets a session process from a small pool of warm ones, so that whatever happens
-in a session (an abort in ggml, a leak, an endless kernel) ends that one client.
+It never loads the engine and takes no byte of a client's. Each client that has
+spoken gets a session process from a small pool of warm ones, so that whatever
+happens in a session (an abort in ggml, a leak, an endless kernel) ends that one
+client.
 
-All of it is one loop over file descriptors: the listening socket, a control
-socket per session, and the pipe that signals wake.
+All of it is one loop over file descriptors: the listening socket, silent clients,
+a control socket per session, and the pipe that signals wake.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,17 +36,30 @@ _log = logging.getLogger("longwire.serve")
 SPARES = 2
 """Warm sessions kept ready. A C++ client opens several connections in a row."""
 
+MAX_SPARES = 4
+"""More than these are let go after a rush; more than SPARES, or every short visit
+would cost a new process."""
+
 MAX_SESSIONS = 64
-"""A process each; further clients wait in the kernel's queue."""
+"""A process each; further clients wait, most of them in the kernel's queue."""
+
+MAX_SILENT = 256
+"""Connections without a first byte: they cost a descriptor, and the oldest goes."""
 
 _PENDING = 8
-"""Accepted clients that may wait for a session to warm up."""
+"""Clients that may wait for a session; while they do, no more are accepted."""
+
+_STARTING = 8
+"""Sessions that start at the same time; more would only slow each other."""
 
 _STOP_S = 5.0
-"""How long sessions get to end after SIGTERM, before SIGKILL."""
+"""How long sessions get to end, before SIGKILL."""
 
-_RESPAWN_S = 1.0
-"""Pause after a session that died before it was ready."""
+_REAP_S = 0.05
+"""How often a session that is about to end is looked at."""
+
+_RETRY_S = 1.0
+"""Pause after the system refused a process or a descriptor."""
 
 _REPORT_LIMIT = 1 << 16
 """A session's report is a short line; more means it is out of its mind."""
@@ -60,7 +74,13 @@ class _Session:
     peer: str | None = None
     """Who is being served; None for a spare."""
     ended: bool = False
+    """Expected to exit."""
     received: bytearray = field(default_factory=bytearray)
+    deadline: float = 0.0
+    """When the process is killed, once its control socket is closed."""
+
+    def __str__(self) -> str:
+        return f"session {self.number}" + (f" of {self.peer}" if self.peer else "")
 
 
 class Supervisor:
@@ -86,11 +106,13 @@ class Supervisor:
         self._on_ready: Callable[..., None] | None = on_ready
         self._selector = selectors.DefaultSelector()
         self._sessions: dict[socket.socket, _Session] = {}
+        self._leaving: list[_Session] = []
+        self._silent: dict[socket.socket, str] = {}
         self._pending: deque[tuple[socket.socket, str]] = deque()
         self._accepting = False
         self._stopping = False
         self._count = 0
-        self._spawn_after = 0.0
+        self._resume_at = 0.0
         self._failure: str | None = None
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
@@ -116,9 +138,11 @@ class Supervisor:
                 self._listen(self._has_room())
                 for key, _ in self._selector.select(self._timeout()):
                     self._dispatch(key.fileobj)
+                self._reap()
         finally:
             self._shut_down()
-            signal.set_wakeup_fd(-1)
+            if previous:
+                signal.set_wakeup_fd(-1)
             for number, handler in previous.items():
                 signal.signal(number, handler)
         if self._failure is not None:
@@ -127,8 +151,8 @@ class Supervisor:
     def stop(self) -> None:
         """Ask `run` to return; safe from other threads and signal handlers."""
         self._stopping = True
-        # A full pipe wakes the loop just as well.
-        with contextlib.suppress(BlockingIOError):
+        # A full pipe wakes the loop just as well, and a closed one need not.
+        with contextlib.suppress(OSError):
             self._wake_out.send(b"\0")
 
     def _take_signals(self) -> dict[int, Any]:
@@ -146,7 +170,9 @@ class Supervisor:
                 self._wake_in.recv(4096)
         elif ready is self._listener:
             self._accept()
-        else:
+        elif ready in self._silent:
+            self._spoke(ready)
+        elif ready in self._sessions:
             self._hear(self._sessions[ready])
 
     # The pool.
@@ -154,17 +180,25 @@ class Supervisor:
     def _spares(self) -> list[_Session]:
         return [s for s in self._sessions.values() if s.peer is None and not s.ended]
 
+    def _busy(self) -> int:
+        return sum(1 for s in self._sessions.values() if s.peer is not None)
+
     def _fill_pool(self) -> None:
         wanted = SPARES + len(self._pending) - len(self._spares())
-        room = MAX_SESSIONS + SPARES - len(self._sessions)
-        if time.monotonic() < self._spawn_after:
-            return
-        for _ in range(min(wanted, room)):
-            self._spawn()
+        room = MAX_SESSIONS + SPARES - len(self._sessions) - len(self._leaving)
+        starting = sum(1 for s in self._sessions.values() if not s.ready)
+        for _ in range(min(wanted, room, _STARTING - starting)):
+            if time.monotonic() < self._resume_at:
+                return
+            try:
+                self._spawn()
+            except OSError as error:
+                self._failed(f"cannot start a session: {error}")
 
     def _spawn(self) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
+        with contextlib.ExitStack() as undo, theirs, _interrupts_blocked():
+            undo.callback(ours.close)
             process = subprocess.Popen(
                 [
                     sys.executable,
@@ -176,6 +210,7 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
             )
+            undo.pop_all()
         ours.setblocking(False)
         self._count += 1
         session = _Session(self._count, process, ours)
@@ -183,16 +218,17 @@ class Supervisor:
         self._selector.register(ours, selectors.EVENT_READ)
 
     def _timeout(self) -> float | None:
-        wait = self._spawn_after - time.monotonic()
+        if self._leaving:
+            return _REAP_S
+        wait = self._resume_at - time.monotonic()
         return wait if wait > 0 else None
 
     # Clients.
 
     def _has_room(self) -> bool:
-        if self._on_ready is not None:
+        if self._on_ready is not None or time.monotonic() < self._resume_at:
             return False
-        busy = sum(1 for s in self._sessions.values() if s.peer is not None)
-        return len(self._pending) < _PENDING and busy < MAX_SESSIONS
+        return len(self._pending) < _PENDING
 
     def _listen(self, wanted: bool) -> None:
         if wanted and not self._accepting:
@@ -204,30 +240,53 @@ class Supervisor:
     def _accept(self) -> None:
         try:
             client, address = self._listener.accept()
-        except OSError as error:
-            # The client left before we looked, or descriptors ran out.
-            _log.warning("accept: %s", error)
+        except BlockingIOError:
             return
-        peer = f"{address[0]}:{address[1]}"
+        except OSError as error:
+            # Without a pause, a lack of descriptors would keep this loop spinning.
+            _log.warning("accept: %s", error)
+            self._resume_at = time.monotonic() + _RETRY_S
+            return
+        self._silent[client] = f"{address[0]}:{address[1]}"
+        self._selector.register(client, selectors.EVENT_READ)
+        if len(self._silent) > MAX_SILENT:
+            oldest = next(iter(self._silent))
+            _log.warning("%s never spoke, closed", self._leave_silence(oldest))
+            oldest.close()
+
+    def _spoke(self, client: socket.socket) -> None:
+        peer = self._leave_silence(client)
+        if _has_left(client):
+            client.close()
+            return
         self._pending.append((client, peer))
         self._assign()
 
+    def _leave_silence(self, client: socket.socket) -> str:
+        self._selector.unregister(client)
+        return self._silent.pop(client)
+
     def _assign(self) -> None:
         idle = deque(s for s in self._spares() if s.ready)
-        while self._pending and idle:
+        while self._pending and idle and self._busy() < MAX_SESSIONS:
             session = idle.popleft()
             client, peer = self._pending.popleft()
             try:
                 socket.send_fds(session.control, [b"c"], [client.fileno()])
             except OSError as error:
-                _log.warning("session %d took no client: %s", session.number, error)
+                _log.warning("%s took no client: %s", session, error)
                 self._pending.appendleft((client, peer))
                 session.ended = True
                 session.process.kill()
                 continue
             client.close()
             session.peer = peer
-            _log.info("session %d (pid %d) serves %s", session.number, session.process.pid, peer)
+            _log.info(
+                "session %d (pid %d) serves %s",
+                session.number,
+                session.process.pid,
+                peer,
+            )
 
     # Reports.
 
@@ -244,8 +303,13 @@ class Supervisor:
         session.received += received
         *lines, rest = session.received.split(b"\n")
         session.received = bytearray(rest)
-        for line in lines:
-            self._report(session, json.loads(line))
+        try:
+            for line in lines:
+                self._report(session, json.loads(line))
+        except (AttributeError, KeyError, TypeError, ValueError):
+            # Whatever overwrote its memory, nothing it says can be relied on.
+            _log.error("%s reports nonsense, killed", session)
+            session.process.kill()
         if len(session.received) > _REPORT_LIMIT:
             session.process.kill()
 
@@ -256,61 +320,72 @@ class Supervisor:
             if self._on_ready is not None:
                 announce, self._on_ready = self._on_ready, None
                 announce(self.address, report)
-            self._assign()
         elif event == "failed":
-            self._failed(session, report["reason"])
+            session.ended = True
+            self._failed(report["reason"])
         elif event == "aborted":
-            _log.error("session %d: ggml aborted: %s", session.number, report["reason"])
+            _log.error("%s: ggml aborted: %s", session, report["reason"])
         else:
-            level = logging.INFO
-            if report["reason"].startswith("refused"):
-                level = logging.WARNING
-            _log.log(
-                level, "session %d of %s: %s", session.number, session.peer, report
-            )
+            refused = report["reason"].startswith("refused")
+            level = logging.WARNING if refused else logging.INFO
+            _log.log(level, "%s: %s", session, report)
             session.peer = None
             session.ended = event == "ended"
-            self._assign()
+            if len(self._spares()) > MAX_SPARES + len(self._pending):
+                self._dismiss(session)
+        self._assign()
 
-    def _failed(self, session: _Session, reason: str) -> None:
+    def _dismiss(self, session: _Session) -> None:
+        """Let a session go that has nobody to serve."""
         session.ended = True
-        if self._on_ready is not None:
+        with contextlib.suppress(OSError):
+            session.control.shutdown(socket.SHUT_WR)
+
+    def _failed(self, reason: str) -> None:
+        """A session could not start: the end for the first one, else bad luck."""
+        self._resume_at = time.monotonic() + _RETRY_S
+        if self._on_ready is None:
+            _log.error("%s", reason)
+        elif not self._stopping:
             self._failure = reason
             self._stopping = True
-        else:
-            _log.error("session %d cannot start: %s", session.number, reason)
+
+    # The end.
 
     def _bury(self, session: _Session) -> None:
         self._selector.unregister(session.control)
         del self._sessions[session.control]
         session.control.close()
-        try:
-            status = session.process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            session.process.kill()
-            status = session.process.wait()
-        if not session.ended:
-            peer = f" of {session.peer}" if session.peer else ""
-            _log.error(
-                "session %d%s died: %s", session.number, peer, _exit_text(status)
-            )
-        if not session.ready:
-            self._spawn_after = time.monotonic() + _RESPAWN_S
-            if self._on_ready is not None and not self._stopping:
-                self._failure = f"a session died at start: {_exit_text(status)}"
-                self._stopping = True
+        session.deadline = time.monotonic() + _STOP_S
+        self._leaving.append(session)
 
-    # The end.
+    def _reap(self) -> None:
+        """Take leave of the processes that have ended, and hurry the others."""
+        for session in list(self._leaving):
+            status = session.process.poll()
+            if status is None:
+                if time.monotonic() > session.deadline:
+                    session.process.kill()
+                continue
+            self._leaving.remove(session)
+            if session.ended:
+                continue
+            died = f"{session} died: {_exit_text(status)}"
+            if session.ready:
+                _log.error("%s", died)
+            else:
+                self._failed(f"{died} at its start")
 
     def _shut_down(self) -> None:
         self._listen(False)
         self._listener.close()
-        for client, _ in self._pending:
+        for client in [*self._silent, *(client for client, _ in self._pending)]:
             client.close()
-        for session in self._sessions.values():
+        sessions = [*self._sessions.values(), *self._leaving]
+        for session in sessions:
             session.process.terminate()
         deadline = time.monotonic() + _STOP_S
-        for session in self._sessions.values():
+        for session in sessions:
             try:
                 session.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -318,9 +393,30 @@ class Supervisor:
                 session.process.wait()
             session.control.close()
         self._sessions.clear()
+        self._leaving.clear()
         self._selector.close()
         self._wake_in.close()
         self._wake_out.close()
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Have children start without SIGINT: a Ctrl-C is for the supervisor alone."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+def _has_left(client: socket.socket) -> bool:
+    """Whether a readable socket has its end to offer, and not a byte."""
+    try:
+        return not client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _exit_text(status: int) -> str:
