@@ -45,7 +45,7 @@ class PlainDevice:
                 int(tensor["type"]), tensor["ne"].tolist(), tensor["nb"].tolist()
             )
             data = range(int(tensor["data"]), int(tensor["data"]) + size)
-            if data and tensor["op"] and not self._holds(data):
+            if data and data.start and not self._holds(data):
                 self.astray.append(str(tensor))
         self.computed += 1
         return Status.SUCCESS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,8 @@ from longwire.wire.constants import (
     Command,
 )
 from longwire.wire.dialects import V7, V8, Dialect
+from longwire.wire.tensors import Tensor
+from support.client import Buffer
 from support.requests import (
     Request,
     Scene,
@@ -43,6 +45,7 @@ from support.tensors import Q4_0, graph, tensor
 __all__ = ["CASES", "Case"]
 
 C = Command
+G = "GRAPH_COMPUTE: "
 Make = Callable[[Scene], Request]
 
 
@@ -60,6 +63,109 @@ class Case:
     greet: bool = True
 
 
+# A function per family of cases: a lambda in a loop would see the last turn only.
+
+
+def _new_in_8(number: int) -> Case:
+    return Case(
+        f"{C(number).name} in 7",
+        f"command 0x{number:02x} is not part of protocol 7",
+        lambda s: Request(number, bytes(400)),
+        dialects=(V7,),
+    )
+
+
+def _of(number: int) -> tuple[Dialect, ...]:
+    return tuple(dialect for dialect in (V7, V8) if number in dialect.shapes)
+
+
+def _too_short(number: int) -> Case:
+    return Case(
+        f"{C(number).name} short",
+        f"{C(number).name}: length",
+        lambda s: Request(number, bytes(s.dialect.shapes[number].least - 1)),
+        dialects=_of(number),
+    )
+
+
+def _too_long(number: int) -> Case:
+    return Case(
+        f"{C(number).name} long",
+        f"{C(number).name}: length",
+        lambda s: Request(number, b"", s.dialect.shapes[number].most + 1),
+        dialects=_of(number),
+    )
+
+
+def _huge_graph(bits: int) -> Case:
+    return Case(
+        f"{bits} bits of GRAPH_COMPUTE",
+        f"GRAPH_COMPUTE: length {(1 << bits) - 1}",
+        lambda s: Request(C.GRAPH_COMPUTE, bytes(10), (1 << bits) - 1),
+    )
+
+
+def _huge_data(bits: int) -> Case:
+    return Case(
+        f"{bits} bits of SET_TENSOR",
+        f"SET_TENSOR: {(1 << bits) - 306} bytes at 0 in a tensor of 64",
+        lambda s: set_tensor(s.t)._replace(length=(1 << bits) - 1),
+        lambda s: set_tensor(s.t, bytes(64)),
+    )
+
+
+def _no_device(number: int, device: int, make: Callable[[Scene, int], Request]) -> Case:
+    return Case(
+        f"device {device} in {C(number).name}",
+        f"{C(number).name}: no device {device} of 1",
+        lambda s: make(s, device),
+        None if number == C.GRAPH_RECOMPUTE else lambda s: make(s, 0),
+        dialects=_of(number),
+    )
+
+
+def _no_handle(number: int, kind: str, pick: Callable[[Scene], int]) -> Case:
+    def make(handle: int) -> Request:
+        return clear(handle) if number == C.BUFFER_CLEAR else for_handle(number, handle)
+
+    return Case(
+        f"{kind} handle in {C(number).name}",
+        f"{C(number).name}: no buffer has the handle",
+        lambda s: make(pick(s)),
+        lambda s: make(s.buffer.handle),
+    )
+
+
+def _outside(name: str, move: Callable[[Buffer], int], number: int) -> Case:
+    makers: dict[int, Callable[[Tensor], Request]] = {
+        C.SET_TENSOR: set_tensor,
+        C.GET_TENSOR: get_tensor,
+        C.MEMSET_TENSOR: memset,
+        C.INIT_TENSOR: init,
+    }
+    return Case(
+        f"{name} in {C(number).name}",
+        f"{C(number).name}: tensor of 64 bytes at offset .* is outside its buffer",
+        lambda s: makers[number](s.t._replace(data=move(s.buffer))),
+        lambda s: makers[number](s.end),
+    )
+
+
+def _pointer(op: int) -> Case:
+    return Case(
+        f"op {op}",
+        rf"{G}op that carries a function pointer \({op}\)",
+        lambda s: addition(s, op=op, op_params=struct.pack("<Q56x", 1)),
+    )
+
+
+def _freed_after_use(s: Scene) -> Request:
+    """The server has met the record, then its buffer went."""
+    s.client.read(s.t)
+    s.client.free(s.buffer)
+    return get_tensor(s.t)
+
+
 HEADERS = [
     Case("0x80", "command 0x80 is not part of", lambda s: Request(0x80)),
     Case("0xff", "command 0xff is not part of", lambda s: Request(0xFF)),
@@ -69,15 +175,7 @@ HEADERS = [
         lambda s: Request(0x17),
         dialects=(V8,),
     ),
-    *[
-        Case(
-            f"{C(number).name} in 7",
-            f"command 0x{number:02x} is not part of protocol 7",
-            lambda s, number=number: Request(number, bytes(400)),
-            dialects=(V7,),
-        )
-        for number in sorted(V8.shapes.keys() - V7.shapes.keys())
-    ],
+    *map(_new_in_8, sorted(V8.shapes.keys() - V7.shapes.keys())),
     Case(
         "no HELLO",
         "DEVICE_COUNT: no HELLO",
@@ -102,42 +200,13 @@ HEADERS = [
 ]
 
 
-def _length_cases() -> Iterator[Case]:
-    for number in sorted(V8.shapes.keys() - {C.HELLO}):
-        dialects = tuple(d for d in (V7, V8) if number in d.shapes)
-        name = C(number).name
-
-        def short(s: Scene, number: int = number) -> Request:
-            return Request(number, bytes(s.dialect.shapes[number].least - 1))
-
-        def long(s: Scene, number: int = number) -> Request:
-            return Request(number, b"", s.dialect.shapes[number].most + 1)
-
-        if number != C.DEVICE_COUNT:
-            yield Case(f"{name} short", f"{name}: length", short, dialects=dialects)
-        if number not in (C.SET_TENSOR, C.SET_TENSOR_2D):
-            yield Case(f"{name} long", f"{name}: length", long, dialects=dialects)
-
-
 LENGTHS = [
-    *_length_cases(),
-    *[
-        Case(
-            f"{bits} bits of GRAPH_COMPUTE",
-            f"GRAPH_COMPUTE: length {(1 << bits) - 1}",
-            lambda s, bits=bits: Request(C.GRAPH_COMPUTE, bytes(10), (1 << bits) - 1),
-        )
-        for bits in (32, 61, 62, 63, 64)
-    ],
-    *[
-        Case(
-            f"{bits} bits of SET_TENSOR",
-            f"SET_TENSOR: {(1 << bits) - 306} bytes at 0 in a tensor of 64",
-            lambda s, bits=bits: set_tensor(s.t)._replace(length=(1 << bits) - 1),
-            lambda s: set_tensor(s.t, bytes(64)),
-        )
-        for bits in (32, 61, 62, 63, 64)
-    ],
+    *map(_too_short, sorted(V8.shapes.keys() - {C.HELLO, C.DEVICE_COUNT})),
+    *map(
+        _too_long, sorted(V8.shapes.keys() - {C.HELLO, C.SET_TENSOR, C.SET_TENSOR_2D})
+    ),
+    *map(_huge_graph, (32, 61, 62, 63, 64)),
+    *map(_huge_data, (32, 61, 62, 63, 64)),
     Case(
         "63 bits of SET_TENSOR_2D",
         "SET_TENSOR_2D: .* bytes at 0 in a tensor of 64",
@@ -150,44 +219,33 @@ LENGTHS = [
 ]
 
 DEVICES = [
-    Case(
-        f"device {device} in {C(number).name}",
-        f"{C(number).name}: no device {device} of 1",
-        lambda s, make=make, device=device: make(s, device),
-        None if number == C.GRAPH_RECOMPUTE else lambda s, make=make: make(s, 0),
-        dialects=tuple(d for d in (V7, V8) if number in d.shapes),
-    )
-    for device in (1, U32_MAX)
-    for number, make in [
-        (C.ALLOC_BUFFER, lambda s, n: alloc(n)),
-        (C.GET_ALIGNMENT, lambda s, n: for_device(C.GET_ALIGNMENT, n)),
-        (C.GET_MAX_SIZE, lambda s, n: for_device(C.GET_MAX_SIZE, n)),
-        (C.GET_DEVICE_MEMORY, lambda s, n: for_device(C.GET_DEVICE_MEMORY, n)),
-        (C.COMM_FREE, lambda s, n: for_device(C.COMM_FREE, n)),
-        (C.GET_ALLOC_SIZE, lambda s, n: alloc_size(s.t, device=n)),
-        (C.GRAPH_COMPUTE, lambda s, n: compute(s, graph([s.a], device=n))),
-        (C.GRAPH_RECOMPUTE, lambda s, n: recompute(s, 1, n)),
-    ]
+    *(_no_device(C.ALLOC_BUFFER, n, lambda s, n: alloc(n)) for n in (1, U32_MAX)),
+    *(
+        _no_device(C.GRAPH_COMPUTE, n, lambda s, n: compute(s, graph([s.a], device=n)))
+        for n in (1, U32_MAX)
+    ),
+    *(
+        _no_device(C.GRAPH_RECOMPUTE, n, lambda s, n: recompute(s, 1, n))
+        for n in (1, U32_MAX)
+    ),
+    _no_device(C.GET_ALIGNMENT, 1, lambda s, n: for_device(C.GET_ALIGNMENT, n)),
+    _no_device(C.GET_MAX_SIZE, 1, lambda s, n: for_device(C.GET_MAX_SIZE, n)),
+    _no_device(C.GET_DEVICE_MEMORY, 1, lambda s, n: for_device(C.GET_DEVICE_MEMORY, n)),
+    _no_device(C.GET_ALLOC_SIZE, 1, lambda s, n: alloc_size(s.t, device=n)),
+    _no_device(C.COMM_FREE, 1, lambda s, n: for_device(C.COMM_FREE, n)),
 ]
 
 HANDLES = [
-    Case(
-        f"{kind} handle in {C(command).name}",
-        f"{C(command).name}: no buffer has the handle",
-        lambda s, make=make, pick=pick: make(pick(s)),
-        lambda s, make=make: make(s.buffer.handle),
-    )
-    for command, make in [
-        (C.BUFFER_GET_BASE, lambda handle: for_handle(C.BUFFER_GET_BASE, handle)),
-        (C.BUFFER_CLEAR, clear),
-    ]
-    for kind, pick in [
-        ("zero", lambda s: 0),
-        ("foreign", lambda s: s.foreign.handle),
-        ("freed", lambda s: s.freed.handle),
-        ("wrong", lambda s: s.buffer.handle ^ 1),
-    ]
-] + [
+    *(
+        _no_handle(number, kind, pick)
+        for number in (C.BUFFER_GET_BASE, C.BUFFER_CLEAR)
+        for kind, pick in [
+            ("zero", lambda s: 0),
+            ("foreign", lambda s: s.foreign.handle),
+            ("freed", lambda s: s.freed.handle),
+            ("wrong", lambda s: s.buffer.handle ^ 1),
+        ]
+    ),
     Case(
         "foreign handle in FREE_BUFFER",
         "FREE_BUFFER: no buffer has the handle",
@@ -300,7 +358,7 @@ RECORDS = [
     Case(
         "freed after use",
         "GET_TENSOR: no buffer has the handle",
-        lambda s: (set_then_free(s), get_tensor(s.t))[1],
+        _freed_after_use,
     ),
     Case(
         "foreign handle in INIT_TENSOR",
@@ -320,23 +378,13 @@ RECORDS = [
         lambda s: get_rows(tensor(1, s.foreign)),
         dialects=(V8,),
     ),
-    *[
-        Case(
-            f"{name} in {made.__name__}",
-            f"{command}: tensor of 64 bytes at offset .* is outside its buffer of 256",
-            lambda s, made=made, move=move: made(s.t._replace(data=move(s.buffer))),
-            lambda s, made=made: made(s.end),
-        )
-        for name, made, command, move in [
-            ("a byte below", set_tensor, "SET_TENSOR", lambda b: b.base - 1),
-            ("a byte too high", get_tensor, "GET_TENSOR", lambda b: b.base + 193),
-            ("past the end", memset, "MEMSET_TENSOR", lambda b: b.base + b.size),
-            ("in the gap", init, "INIT_TENSOR", lambda b: b.base + (1 << 32)),
-            ("at zero", set_tensor, "SET_TENSOR", lambda b: 0),
-            ("a real address", get_tensor, "GET_TENSOR", lambda b: 0x7FFF_0000_0000),
-            ("at the top", set_tensor, "SET_TENSOR", lambda b: U64_MAX - (1 << 62)),
-        ]
-    ],
+    _outside("a byte below", lambda b: b.base - 1, C.SET_TENSOR),
+    _outside("a byte too high", lambda b: b.base + 193, C.GET_TENSOR),
+    _outside("past the end", lambda b: b.base + b.size, C.MEMSET_TENSOR),
+    _outside("in the gap", lambda b: b.base + (1 << 32), C.INIT_TENSOR),
+    _outside("at zero", lambda b: 0, C.SET_TENSOR),
+    _outside("a real address", lambda b: 0x7FFF_0000_0000, C.GET_TENSOR),
+    _outside("at the top", lambda b: U64_MAX - (1 << 62), C.SET_TENSOR),
     Case(
         "an address that wraps",
         "SET_TENSOR: ",
@@ -349,12 +397,6 @@ RECORDS = [
         lambda s: get_tensor(tensor(1, s.buffer, 256, ne=(0,)), size=0),
     ),
 ]
-
-
-def set_then_free(s: Scene) -> None:
-    """Have the server know a record, then take its buffer away."""
-    s.client.read(s.t)
-    s.client.free(s.buffer)
 
 
 RANGES = [
@@ -499,8 +541,6 @@ ROWS = [
     ]
 ]
 
-G = "GRAPH_COMPUTE: "
-
 GRAPHS = [
     Case(
         "no nodes, no tensors", G + "a graph without nodes", lambda s: counts(s, 0, 0)
@@ -581,14 +621,7 @@ GRAPHS = [
             s, graph([s.c], [s.a, s.b])._replace(nodes=np.array([13, 13], np.uint64))
         ),
     ),
-    *[
-        Case(
-            f"op {op}",
-            rf"{G}op that carries a function pointer \({op}\)",
-            lambda s, op=op: addition(s, op=op, op_params=struct.pack("<Q56x", 1)),
-        )
-        for op in (92, 93, 94, 95)
-    ],
+    *map(_pointer, (92, 93, 94, 95)),
     Case(
         "op 95 of a source",
         G + "op that carries a function pointer",

@@ -36,7 +36,7 @@ _STOP_S = 6.0
 """Sessions get five seconds; the rest is for the supervisor itself."""
 
 
-def until(check: Callable[[], T], timeout_s: float = 5.0) -> T:
+def until(check: Callable[[], T | None], timeout_s: float = 5.0) -> T:
     """What `check` returns once that is true; it is asked again until then."""
     deadline = time.monotonic() + timeout_s
     while not (found := check()):
