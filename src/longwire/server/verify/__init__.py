@@ -1,0 +1,11 @@
+"""What a graph must fulfil before kernels run it.
+
+ggml checks shapes where a graph is built, and its kernels trust that. A graph from
+the wire was built elsewhere, so the same rules are checked here once more. Whether
+the device can run an operation at all is not decided here.
+"""
+
+from longwire.server.verify.checker import verify_graph
+from longwire.server.verify.indices import IndexPlan
+
+__all__ = ["IndexPlan", "verify_graph"]
