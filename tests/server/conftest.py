@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -66,12 +67,23 @@ def shared_clients() -> Iterator[dict[int, RawClient]]:
 @pytest.fixture
 def client(
     worker: Worker, dialect: Dialect, shared_clients: dict[int, RawClient]
-) -> RawClient:
+) -> Iterator[RawClient]:
     """One client for all tests of a module that leave its session alive."""
-    if dialect.major not in shared_clients:
-        shared_clients[dialect.major] = RawClient(worker.endpoint, dialect)
-        shared_clients[dialect.major].hello()
-    return shared_clients[dialect.major]
+    major = dialect.major
+    if major not in shared_clients:
+        shared_clients[major] = RawClient(worker.endpoint, dialect)
+        shared_clients[major].hello()
+    yield shared_clients[major]
+    # After a failure, the next test shall not wait for answers that never come.
+    shared_clients[major].socket.settimeout(2)
+    try:
+        in_step = shared_clients[major].device_count() == 1
+    except (OSError, EOFError, struct.error):
+        in_step = False
+    if in_step:
+        shared_clients[major].socket.settimeout(10)
+    else:
+        shared_clients.pop(major).close()
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from longwire.native.compute import ComputeDevice
-from longwire.server.handlers import SessionState
 from longwire.server.session import serve_client
+from longwire.server.state import SessionState
 from longwire.transport.endpoint import Endpoint
 from longwire.transport.stream import Stream
 from longwire.wire.constants import U32_MAX, U64_MAX

@@ -167,7 +167,7 @@ def _freed_after_use(s: Scene) -> Request:
 
 
 HEADERS = [
-    Case("0x80", "command 0x80 is not part of", lambda s: Request(0x80)),
+    Case("0xfe", "command 0xfe is not part of", lambda s: Request(0xFE)),
     Case("0xff", "command 0xff is not part of", lambda s: Request(0xFF)),
     Case(
         "the next number of 8",

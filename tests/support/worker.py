@@ -138,7 +138,7 @@ def running_worker(*options: str, exit_code: int = 0) -> Iterator[Worker]:
         output, log = Path(folder, "stdout"), Path(folder, "stderr")
         with output.open("wb") as out, log.open("wb") as err:
             process = subprocess.Popen(
-                serve_command("-v", "-t", "1", *options),
+                serve_command("-v", "-t", "1", "--drain-timeout", "0", *options),
                 stdout=out,
                 stderr=err,
                 stdin=subprocess.DEVNULL,

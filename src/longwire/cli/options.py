@@ -8,7 +8,17 @@ import sys
 
 from longwire.native.profiles import DEFAULT_ENGINE
 
-__all__ = ["add_engine", "log_to_stderr", "names", "numbers", "positive"]
+__all__ = [
+    "add_engine",
+    "count",
+    "log_to_stderr",
+    "names",
+    "positive",
+    "positive_seconds",
+    "seconds",
+    "seconds",
+    "shares",
+]
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
@@ -30,17 +40,44 @@ def positive(text: str) -> int:
     return value
 
 
+def count(text: str) -> int:
+    """An integer, 0 or above."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is below 0")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A length of time, 0 or above."""
+    value = float(text)
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds")
+    return value
+
+
+def positive_seconds(text: str) -> float:
+    """A time above 0."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def shares(text: str) -> list[float]:
+    """Shares separated by commas: none below 0, and not all 0."""
+    found = [float(number) for number in text.split(",")]
+    if not all(0 <= share < float("inf") for share in found) or not any(found):
+        raise argparse.ArgumentTypeError(f"{text!r} are no shares")
+    return found
+
+
 def names(text: str) -> list[str]:
     """Names separated by commas."""
     found = [name.strip() for name in text.split(",")]
     if not all(found):
         raise argparse.ArgumentTypeError(f"{text!r} has an empty name in it")
     return found
-
-
-def numbers(text: str) -> list[float]:
-    """Numbers separated by commas."""
-    return [float(number) for number in text.split(",")]
 
 
 def log_to_stderr(verbosity: int) -> None:
@@ -52,5 +89,6 @@ def log_to_stderr(verbosity: int) -> None:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     # llama.cpp warns about harmless things on every load.
-    engine_level = logging.DEBUG if verbosity >= 3 else logging.ERROR
+    # What makes a call fail is in our own error.
+    engine_level = logging.DEBUG if verbosity >= 3 else logging.CRITICAL
     logging.getLogger("longwire.engine").setLevel(engine_level)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ipaddress
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from longwire.cli.options import add_engine, log_to_stderr, names, positive
+from longwire.cli.options import add_engine, count, names, positive, seconds
 from longwire.cli.sizes import parse_size
 from longwire.errors import UsageError
 from longwire.server.config import SessionConfig
+from longwire.server.limits import Limits
+from longwire.server.logs import FORMATS, log_to_stderr
+from longwire.server.metrics import Metrics, MetricsPage
 from longwire.server.supervisor import Supervisor, default_threads
 from longwire.wire.constants import DEFAULT_PORT
 
@@ -28,6 +33,9 @@ def add_parser(commands: Any) -> None:
         help="lend this machine's devices to other machines",
         description="Serve this machine's devices to llama.cpp on other machines. "
         "Several clients are served at once, each by a process of its own.",
+        epilog="SIGTERM lets clients finish (see --drain-timeout) and ends the "
+        "server; a second one, or Ctrl-C, ends it at once. SIGHUP starts the warm "
+        "sessions anew. Exit codes: 0 stopped, 1 failed, 2 asked for what cannot be.",
     )
     parser.add_argument(
         "-H", "--host", default="127.0.0.1", help="address to bind (%(default)s)"
@@ -75,21 +83,93 @@ def add_parser(commands: Any) -> None:
         help="version to speak; a client needs the same (%(default)s)",
     )
     add_engine(parser)
-    parser.add_argument(
+    _add_limits(parser)
+    _add_operation(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    limits, group = Limits(), parser.add_argument_group("limits")
+    group.add_argument(
+        "--max-clients",
+        type=positive,
+        default=limits.clients,
+        metavar="N",
+        help="clients served at once; more wait in line (%(default)s)",
+    )
+    group.add_argument(
+        "--spares",
+        type=count,
+        default=limits.spares,
+        metavar="N",
+        help="warm sessions kept ready for the next clients (%(default)s)",
+    )
+    group.add_argument(
+        "--memory-limit",
+        metavar="SIZE",
+        help="most memory that all clients together may allocate, as in 20G",
+    )
+    group.add_argument(
+        "--client-memory-limit",
+        metavar="SIZE",
+        help="most memory that one client may allocate",
+    )
+    for option, default, text in (
+        ("handshake", limits.handshake_s, "close a client that has not said HELLO"),
+        ("idle", 0.0, "close a client that sends no command"),
+        ("stall", 60.0, "close a client that stops within a message"),
+    ):
+        group.add_argument(
+            f"--{option}-timeout",
+            type=seconds,
+            default=default,
+            metavar="SECONDS",
+            help=f"{text} for so long; 0 is never (%(default)g)",
+        )
+
+
+def _add_operation(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("operation")
+    group.add_argument(
+        "--drain-timeout",
+        type=seconds,
+        default=Limits().drain_s,
+        metavar="SECONDS",
+        help="how long clients may go on after SIGTERM (%(default)g)",
+    )
+    group.add_argument(
+        "--metrics-port",
+        type=count,
+        metavar="PORT",
+        help="serve /metrics (for Prometheus) and /healthz there",
+    )
+    group.add_argument(
+        "--metrics-host",
+        default="127.0.0.1",
+        metavar="HOST",
+        help="address of the metrics port (%(default)s)",
+    )
+    group.add_argument(
+        "--log-format",
+        choices=FORMATS,
+        default=FORMATS[0],
+        help="log lines as text, or each as a JSON object (%(default)s)",
+    )
+    group.add_argument(
         "-v",
         "--verbose",
         action="count",
         default=0,
         help="say what happens; -vv each command, -vvv the engine's log too",
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
-    log_to_stderr(max(1, arguments.verbose))
-    if not 0 <= arguments.port <= 65535:
-        raise UsageError(f"port {arguments.port} is not between 0 and 65535")
+    log_to_stderr(arguments.log_format, max(1, arguments.verbose))
+    for port in (arguments.port, arguments.metrics_port):
+        if port is not None and not 0 <= port <= 65535:
+            raise UsageError(f"port {port} is not between 0 and 65535")
     if arguments.cache_limit is not None and arguments.cache is None:
         raise UsageError("--cache-limit needs --cache")
     config = SessionConfig(
@@ -98,8 +178,20 @@ def run(arguments: argparse.Namespace) -> int:
         protocol=arguments.protocol,
         devices=arguments.device,
         cache_dir=_cache_dir(arguments.cache),
-        cache_limit=_cache_limit(arguments.cache_limit),
+        cache_limit=_size(arguments.cache_limit),
         verbosity=arguments.verbose,
+        idle_timeout_s=arguments.idle_timeout,
+        stall_timeout_s=arguments.stall_timeout,
+        log_format=arguments.log_format,
+        live_figures=arguments.metrics_port is not None,
+    )
+    limits = Limits(
+        clients=arguments.max_clients,
+        spares=arguments.spares,
+        memory=_size(arguments.memory_limit),
+        client_memory=_size(arguments.client_memory_limit),
+        handshake_s=arguments.handshake_timeout,
+        drain_s=arguments.drain_timeout,
     )
     if not _is_loopback(arguments.host):
         _log.warning(
@@ -107,18 +199,39 @@ def run(arguments: argparse.Namespace) -> int:
             "this machine's devices and read what is computed on them",
             arguments.host,
         )
-    try:
-        supervisor = Supervisor(arguments.host, arguments.port, config, _announce)
-    except OSError as error:
-        raise UsageError(
-            f"cannot bind {arguments.host}:{arguments.port}: {error.strerror}"
-        ) from error
-    supervisor.run()
+    with _binding(arguments.host, arguments.port):
+        supervisor = Supervisor(
+            arguments.host, arguments.port, config, _announce, limits
+        )
+    with _metrics_page(arguments, supervisor.metrics):
+        supervisor.run()
     return 0
 
 
+@contextlib.contextmanager
+def _metrics_page(arguments: argparse.Namespace, metrics: Metrics) -> Iterator[None]:
+    """Serve the metrics page, where one was asked for, while the body runs."""
+    if arguments.metrics_port is None:
+        yield
+        return
+    with _binding(arguments.metrics_host, arguments.metrics_port):
+        page = MetricsPage(arguments.metrics_host, arguments.metrics_port, metrics)
+    with contextlib.closing(page):
+        print(f"metrics on {_endpoint(*page.address)}", flush=True)
+        yield
+
+
+@contextlib.contextmanager
+def _binding(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"cannot bind {host}:{port}: {error.strerror or error}"
+        ) from error
+
+
 def _announce(address: tuple[str, int], report: dict[str, Any]) -> None:
-    host = f"[{address[0]}]" if ":" in address[0] else address[0]
     for device in report["devices"]:
         mib = 1 << 20
         print(
@@ -127,7 +240,11 @@ def _announce(address: tuple[str, int], report: dict[str, Any]) -> None:
         )
     print(f"engine {report['engine']}, protocol {report['protocol']}")
     # Scripts wait for this line.
-    print(f"listening on {host}:{address[1]}", flush=True)
+    print(f"listening on {_endpoint(*address)}", flush=True)
+
+
+def _endpoint(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _cache_dir(option: str | None) -> str | None:
@@ -141,7 +258,7 @@ def _cache_dir(option: str | None) -> str | None:
     return str(default_cache_dir())
 
 
-def _cache_limit(option: str | None) -> int | None:
+def _size(option: str | None) -> int | None:
     return None if option is None else parse_size(option)
 
 

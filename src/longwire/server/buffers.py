@@ -7,8 +7,10 @@ up here and checked before it becomes an address again.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,9 @@ import numpy.typing as npt
 from longwire.errors import BadRequest
 from longwire.native.compute import ComputeDevice, NativeBuffer
 
-__all__ = ["BufferTable", "SessionBuffer"]
+__all__ = ["BufferTable", "Quota", "SessionBuffer"]
+
+_log = logging.getLogger("longwire.session")
 
 _FIRST_BASE = 1 << 44
 _BASE_STEP = 1 << 32
@@ -28,6 +32,19 @@ _RECYCLED = 32 << 20
 addresses of this process; more comes from the system, as empty pages."""
 
 
+class Quota(Protocol):
+    """Who keeps count of the memory of all clients."""
+
+    def claim(self, size: int) -> str | None:
+        """Ask for memory; returns why it may not be had, or None."""
+
+    def release(self, size: int) -> None:
+        """Give memory back."""
+
+    def room(self) -> tuple[int | None, int | None]:
+        """What may still be had, and ever; None where nothing limits it."""
+
+
 @dataclass(slots=True)
 class SessionBuffer:
     """One live buffer: the client's names for it and the memory behind them."""
@@ -37,6 +54,8 @@ class SessionBuffer:
     """Where the client believes the buffer starts."""
     device: ComputeDevice
     native: NativeBuffer
+    claimed: int
+    """Bytes that its client asked for, and that the quota counts."""
 
     @property
     def size(self) -> int:
@@ -46,7 +65,8 @@ class SessionBuffer:
 class BufferTable:
     """All buffers of one session. Not shared, not locked."""
 
-    def __init__(self) -> None:
+    def __init__(self, quota: Quota | None = None) -> None:
+        self._quota = quota
         self._by_handle: dict[int, SessionBuffer] = {}
         self._next_base = _FIRST_BASE
         self.allocated = 0
@@ -58,10 +78,8 @@ class BufferTable:
         return len(self._by_handle)
 
     def open(self, device: ComputeDevice, size: int) -> SessionBuffer | None:
-        """Allocate on `device`, or return None when it has no room."""
-        if size > device.max_size():
-            return None
-        native = device.alloc(size)
+        """Allocate on `device`, or return None when there is no room."""
+        native = self._alloc(device, size)
         if native is None:
             return None
         if 0 < native.size <= _RECYCLED:
@@ -69,7 +87,7 @@ class BufferTable:
         handle = secrets.randbits(64)
         while handle == 0 or handle in self._by_handle:
             handle = secrets.randbits(64)
-        buffer = SessionBuffer(handle, self._next_base, device, native)
+        buffer = SessionBuffer(handle, self._next_base, device, native, size)
         self._next_base += (native.size // _BASE_STEP + 2) * _BASE_STEP
         self._by_handle[handle] = buffer
         self.allocated += native.size
@@ -84,16 +102,38 @@ class BufferTable:
         """
         buffer = self.of(handle, command)
         del self._by_handle[handle]
-        self.allocated -= buffer.size
-        buffer.device.free(buffer.native)
+        self._free(buffer)
         return buffer
 
     def close_all(self) -> None:
         """Free everything; idempotent."""
         while self._by_handle:
             _, buffer = self._by_handle.popitem()
-            buffer.device.free(buffer.native)
-        self.allocated = 0
+            self._free(buffer)
+
+    def room(self) -> tuple[int | None, int | None]:
+        """Bytes that the limits leave, and allow; None where there is no limit."""
+        return self._quota.room() if self._quota else (None, None)
+
+    def _alloc(self, device: ComputeDevice, size: int) -> NativeBuffer | None:
+        if size > device.max_size():
+            return None
+        refusal = self._quota.claim(size) if self._quota else None
+        if refusal is not None:
+            _log.warning("ALLOC_BUFFER of %d bytes refused: %s", size, refusal)
+            return None
+        native = device.alloc(size)
+        if native is None:
+            _log.warning("ALLOC_BUFFER of %d bytes: %s has no room", size, device.name)
+            if self._quota:
+                self._quota.release(size)
+        return native
+
+    def _free(self, buffer: SessionBuffer) -> None:
+        self.allocated -= buffer.size
+        buffer.device.free(buffer.native)
+        if self._quota:
+            self._quota.release(buffer.claimed)
 
     def find(self, handle: int) -> SessionBuffer | None:
         """The buffer with this handle, if it is live."""

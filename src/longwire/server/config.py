@@ -23,6 +23,13 @@ class SessionConfig:
     grace_s: float = 10.0
     """How long a session may go on with what a client that left has asked for.
     The longest that matters is to put the last weight in the cache."""
+    idle_timeout_s: float = 0.0
+    """Silence between two commands that ends a session; 0: none does."""
+    stall_timeout_s: float = 60.0
+    """Silence within a message that ends a session; 0: none does."""
+    log_format: str = "text"
+    live_figures: bool = False
+    """Report what was done so far about once per second, not only at the end."""
 
     def encode(self) -> str:
         return json.dumps(asdict(self))

@@ -12,6 +12,7 @@ from longwire.errors import BadRequest
 from longwire.native.abi import GGML_TENSOR
 from longwire.native.graph import NativeGraph
 from longwire.server.buffers import BufferTable
+from longwire.server.verify import IndexPlan, verify_graph
 from longwire.wire.constants import GRAPH_CACHE_MAX, OP_COUNT, POINTER_OPS
 from longwire.wire.dialects import Dialect
 from longwire.wire.graphs import Graph
@@ -56,9 +57,12 @@ def build_graph(message: Graph, buffers: BufferTable) -> StoredGraph:
     computing = nodes[~np.isin(native["op"][nodes], _NO_MEMORY_OPS)]
     _check_memory(native, computing, sources)
     _check_overlap(native, computing, sizes)
+    handles = frozenset(np.unique(records["buffer"]).tolist())
+    memory = {b.native.address: b.native for b in map(buffers.find, handles) if b}
+    indices = verify_graph(native, sizes, sources, views, nodes, memory)
     counts = records["use_count"][nodes].astype(np.int32)
     graph = NativeGraph(native, sources, views, nodes, counts)
-    return StoredGraph(graph, frozenset(np.unique(records["buffer"]).tolist()))
+    return StoredGraph(graph, handles, indices)
 
 
 def _require(good: Columns, what: str, names: Columns) -> None:
@@ -179,6 +183,8 @@ class StoredGraph:
 
     native: NativeGraph
     handles: frozenset[int]
+    indices: IndexPlan
+    """What is left to check before each run."""
 
 
 class GraphStore:

@@ -8,98 +8,30 @@ commands with bulk data receive it themselves, straight into the tensor.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
 from longwire.errors import BadRequest, RemoteFailure
 from longwire.native.abi import Status
-from longwire.native.compute import ComputeDevice, tensor_record
+from longwire.native.compute import ComputeDevice
 from longwire.native.memory import address_of, copy, fill
-from longwire.server.buffers import BufferTable
-from longwire.server.cache import WeightCache
-from longwire.server.graphs import GraphStore, StoredGraph, build_graph
-from longwire.server.tensors import (
-    CheckedTensor,
-    TensorChecker,
-    check_shape,
-    fill_record,
-)
-from longwire.transport.stream import Stream
+from longwire.server.graphs import StoredGraph, build_graph
+from longwire.server.lx import LX_HANDLERS
+from longwire.server.state import Handler, Pieces, SessionState
+from longwire.server.tensors import CheckedTensor, LinkedTensor
 from longwire.wire import messages as m
-from longwire.wire.constants import Command
-from longwire.wire.dialects import Dialect
+from longwire.wire.constants import LX_VERSION, Command
 from longwire.wire.graphs import Graph, GraphRecompute
-from longwire.wire.tensors import TENSOR_SIZE, Tensor
 
-__all__ = ["HANDLERS", "Served", "SessionState"]
-
-Pieces = list[m.Bytes] | None
+__all__ = ["HANDLERS", "STREAMED"]
 
 _CHUNK = 16 << 20
 """Bulk data for memory that the host cannot reach passes through this much."""
 
 
-@dataclass(slots=True)
-class Served:
-    """What a session did, for the log line at its end."""
-
-    commands: int = 0
-    graphs: int = 0
-    graph_time_s: float = 0.0
-    bytes_in: int = 0
-    bytes_out: int = 0
-
-
-@dataclass(slots=True)
-class SessionState:
-    """Everything one client has on this server."""
-
-    dialect: Dialect
-    devices: list[ComputeDevice]
-    n_threads: int
-    cache: WeightCache | None
-    stream: Stream
-    buffers: BufferTable = field(default_factory=BufferTable)
-    served: Served = field(default_factory=Served)
-    running: bool = False
-    """A device may still be at work on a graph."""
-    tensors: TensorChecker = field(init=False)
-    graphs: GraphStore = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.tensors = TensorChecker(self.buffers)
-        self.graphs = GraphStore(self.dialect)
-
-    def device(self, index: int, command: str) -> ComputeDevice:
-        """The device of that index.
-
-        Raises:
-            BadRequest: there are not so many.
-        """
-        if index >= len(self.devices):
-            raise BadRequest(command, f"no device {index} of {len(self.devices)}")
-        return self.devices[index]
-
-    def drain(self) -> None:
-        """Wait until no device computes."""
-        if self.running:
-            for device in self.devices:
-                device.synchronize()
-            self.running = False
-
-    def close(self) -> None:
-        """Free everything; idempotent."""
-        self.drain()
-        self.tensors.forget()
-        self.buffers.close_all()
-        for device in self.devices:
-            device.close()
-
-
 def _hello(s: SessionState, body: memoryview, length: int) -> Pieces:
     m.Hello.decode(body)
     d = s.dialect
-    return [m.HelloAnswer(d.major, d.minor, d.patch).encode()]
+    return [m.HelloAnswer(d.major, d.minor, d.patch, padding=LX_VERSION).encode()]
 
 
 def _device_count(s: SessionState, body: memoryview, length: int) -> Pieces:
@@ -127,7 +59,8 @@ def _get_max_size(s: SessionState, body: memoryview, length: int) -> Pieces:
 
 def _get_device_memory(s: SessionState, body: memoryview, length: int) -> Pieces:
     (index,) = m.U32.unpack(body)
-    return [m.DeviceMemory(*s.device(index, "GET_DEVICE_MEMORY").memory()).encode()]
+    device = s.device(index, "GET_DEVICE_MEMORY")
+    return [m.DeviceMemory(*s.memory(device)).encode()]
 
 
 def _buffer_get_base(s: SessionState, body: memoryview, length: int) -> Pieces:
@@ -194,7 +127,9 @@ def _set_tensor_hash(s: SessionState, body: memoryview, length: int) -> Pieces:
     tensor = _checked_range(s, request.tensor, request.offset, 0, "SET_TENSOR_HASH")
     data = s.cache.fetch(request.hash, tensor.nbytes - request.offset)
     if data is None:
+        s.served.cache_misses += 1
         return [m.U8.pack(0)]
+    s.served.cache_hits += 1
     target = tensor.bytes(request.offset, len(data))
     if target is not None:
         target[:] = data
@@ -264,22 +199,10 @@ def _get_alloc_size(s: SessionState, body: memoryview, length: int) -> Pieces:
     name = "GET_ALLOC_SIZE"
     request = m.GetAllocSize.decode(body)
     device = s.device(request.device, name)
-    tensor = Tensor.decode(request.tensor)
-    check_shape(tensor, name)
-    record = tensor_record()
-    fill_record(record, tensor)
-    sources = []
-    for i in range(10):
-        at = i * TENSOR_SIZE
-        source = Tensor.decode(request.srcs[at : at + TENSOR_SIZE])
-        if source.id:
-            check_shape(source, name)
-            sources.append(tensor_record())
-            fill_record(sources[-1], source)
-            record["src"][0, i] = sources[-1].ctypes.data
-    buffer = s.buffers.find(tensor.buffer)
+    linked = LinkedTensor(request.tensor, request.srcs, name)
+    buffer = s.buffers.find(linked.tensor.buffer)
     native = buffer.native.address if buffer else None
-    return [m.U64.pack(device.alloc_size(record, native))]
+    return [m.U64.pack(device.alloc_size(linked.native, native))]
 
 
 def _set_tensor_2d(s: SessionState, body: memoryview, length: int) -> Pieces:
@@ -360,6 +283,7 @@ def _run(
     s: SessionState, device: ComputeDevice, graph: StoredGraph, command: str
 ) -> None:
     device.open(s.n_threads)
+    graph.indices.check(command)
     started = time.perf_counter()
     status = device.compute(graph.native.address)
     s.running = True
@@ -385,8 +309,6 @@ def _comm_free(s: SessionState, body: memoryview, length: int) -> Pieces:
     return None
 
 
-Handler = Callable[[SessionState, memoryview, int], Pieces]
-
 HANDLERS: Mapping[int, Handler] = {
     Command.ALLOC_BUFFER: _alloc_buffer,
     Command.GET_ALIGNMENT: _get_alignment,
@@ -411,6 +333,7 @@ HANDLERS: Mapping[int, Handler] = {
     Command.COMM_INIT: _comm_init,
     Command.COMM_ALLREDUCE: _comm_allreduce,
     Command.COMM_FREE: _comm_free,
+    **LX_HANDLERS,
 }
 
 STREAMED: Mapping[int, int] = {

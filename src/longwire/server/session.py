@@ -8,34 +8,37 @@ and with it everything it had.
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
-import json
 import logging
-import os
-import select
 import socket
+import struct
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from longwire.errors import LongwireError
 from longwire.native.compute import ComputeDevice, select_devices
-from longwire.native.engine import NativeEngine, load_engine, on_abort
+from longwire.native.engine import load_engine, on_abort
+from longwire.server.buffers import BufferTable
 from longwire.server.cache import WeightCache
 from longwire.server.config import SessionConfig
-from longwire.server.handlers import HANDLERS, STREAMED, SessionState
+from longwire.server.control import Control
+from longwire.server.handlers import HANDLERS, STREAMED
+from longwire.server.logs import context, log_to_stderr
+from longwire.server.lx import error_answer
+from longwire.server.state import Pieces, SessionState
+from longwire.server.watch import Watch
 from longwire.transport.stream import Stream, tune
-from longwire.wire.dialects import DIALECTS
+from longwire.wire.constants import Command
+from longwire.wire.dialects import DIALECTS, Shape
 from longwire.wire.frames import (
     ANSWER_HEADER,
     REQUEST_HEADER,
     ServerOrder,
     command_name,
 )
+from longwire.wire.lx import ERROR_BIT
 
 __all__ = ["main", "serve_client"]
 
@@ -45,73 +48,75 @@ _log = logging.getLogger("longwire.session")
 def serve_client(state: SessionState) -> str:
     """Answer one client until it leaves or breaks a rule; returns the reason."""
     stream, served = state.stream, state.served
-    order = ServerOrder(state.dialect)
+    order = ServerOrder(state.dialect.offering_lx())
     trace = _log.isEnabledFor(logging.DEBUG)
-    number = -1
     try:
         while True:
-            number = -1
+            state.command = -1
             number, length = REQUEST_HEADER.unpack(stream.take(REQUEST_HEADER.size))
+            state.command = number
             shape = order.admit(number, length)
             if trace:
                 _log.debug("%s, %d bytes", command_name(number), length)
+            begun = stream.taken
             body = stream.take(STREAMED.get(number, length))
             if shape.drains and state.running:
                 state.drain()
-            answer = HANDLERS[number](state, body, length)
+            flag = 0
+            try:
+                if state.latched is not None:
+                    raise state.latched
+                answer = HANDLERS[number](state, body, length)
+            except LongwireError as error:
+                if not state.dialect.lx:
+                    raise
+                stream.skip(begun + length - stream.taken)
+                served.refusals += 1
+                answer, flag = _refused(state, shape, error), ERROR_BIT
             served.commands += 1
             served.bytes_in += REQUEST_HEADER.size + length
             if answer is not None:
                 size = sum(map(len, answer))
-                stream.send([ANSWER_HEADER.pack(size), *answer])
+                stream.send([ANSWER_HEADER.pack(flag | size), *answer])
                 served.bytes_out += ANSWER_HEADER.size + size
+            if number == Command.LX_START:
+                order.dialect = state.dialect
     except EOFError:
-        if number == -1:
+        if state.command == -1:
             return "the client left"
-        return f"the client left in the middle of {command_name(number)}"
+        return f"the client left in the middle of {command_name(state.command)}"
+    except BlockingIOError:
+        state.refused = "stalled"
+        return f"the client does not take the answer of {command_name(state.command)}"
     except OSError as error:
         return f"the connection broke: {error}"
     except LongwireError as error:
+        state.refused = "protocol"
         return f"refused: {error}"
 
 
-class _Control:
-    """This process's end of the supervisor's control socket."""
+def _refused(state: SessionState, shape: Shape, error: LongwireError) -> Pieces:
+    """LX: answer a command with its error, or keep that for the next answer.
 
-    def __init__(self, fd: int) -> None:
-        self._sock = socket.socket(fileno=fd)
-
-    def report(self, event: str, **facts: Any) -> None:
-        """Send one event as a line of JSON, if there still is a supervisor."""
-        with contextlib.suppress(OSError):
-            self._sock.sendall(json.dumps({"event": event, **facts}).encode() + b"\n")
-
-    def next_client(self) -> socket.socket | None:
-        """Wait for the next client; None when the supervisor is gone or done."""
-        try:
-            message, fds, _, _ = socket.recv_fds(self._sock, 1, 1)
-        except ConnectionError:
-            return None
-        if not message or not fds:
-            return None
-        return socket.socket(fileno=fds[0])
+    In between, commands without an answer are read and not done: they were
+    sent in the belief that all before them had worked.
+    """
+    if shape.answer is None:
+        if state.latched is None:
+            _log.warning("refused: %s", error)
+        state.latched = error
+        return None
+    state.latched = None
+    return [error_answer(error).encode()]
 
 
 def main() -> int:
     """Entry point: `python -m longwire.server.session CONTROL_FD CONFIG`."""
-    control = _Control(int(sys.argv[1]))
+    control = Control(int(sys.argv[1]))
     config = SessionConfig.decode(sys.argv[2])
     # After a crash in a kernel the log has the command that led there.
     faulthandler.enable()
-    logging.basicConfig(
-        stream=sys.stderr,
-        level={0: logging.WARNING, 1: logging.INFO}.get(
-            config.verbosity, logging.DEBUG
-        ),
-        format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s",
-    )
-    if config.verbosity < 3:
-        logging.getLogger("longwire.engine").setLevel(logging.WARNING)
+    log_to_stderr(config.log_format, config.verbosity)
     try:
         engine = load_engine(config.engine)
         devices = select_devices(engine, config.devices)
@@ -125,9 +130,12 @@ def main() -> int:
         protocol=DIALECTS[config.protocol].version,
         devices=_describe(devices),
     )
-    while (client := control.next_client()) is not None:
-        if not _serve(client, engine, devices, config, control):
+    while (handed := control.next_client()) is not None:
+        client, facts = handed
+        context.update(session=facts["session"], peer=facts["peer"])
+        if not _serve(client, facts["hello_s"], devices, config, control):
             return 0
+        context.clear()
     return 0
 
 
@@ -148,15 +156,16 @@ def _describe(devices: list[ComputeDevice]) -> list[dict[str, Any]]:
 
 def _serve(
     client: socket.socket,
-    engine: NativeEngine,
+    hello_s: float,
     devices: list[ComputeDevice],
     config: SessionConfig,
-    control: _Control,
+    control: Control,
 ) -> bool:
     """Serve one client; True when this process may take another."""
     started = time.monotonic()
     client.setblocking(True)
     tune(client)
+    _bound_sends(client, config.stall_timeout_s)
     cache = (
         WeightCache(Path(config.cache_dir), config.cache_limit)
         if config.cache_dir
@@ -168,60 +177,31 @@ def _serve(
         n_threads=config.n_threads,
         cache=cache,
         stream=Stream(client),
+        buffers=BufferTable(control),
     )
-    with _leaving_ends(client, config.grace_s, control):
+    with Watch(client, state, control, config, hello_s) as watch:
         reason = serve_client(state)
+    refused = state.refused
+    if watch.verdict is not None:
+        refused, reason = watch.verdict
     used = state.buffers.opened > 0
-    served = state.served
     state.stream.close()
     state.close()
     control.report(
         "ended" if used else "idle",
         reason=reason,
+        refused=refused,
         seconds=round(time.monotonic() - started, 3),
-        commands=served.commands,
-        graphs=served.graphs,
-        graph_time_s=round(served.graph_time_s, 6),
-        bytes_in=served.bytes_in,
-        bytes_out=served.bytes_out,
+        **state.served.figures(),
     )
     return not used
 
 
-@contextlib.contextmanager
-def _leaving_ends(
-    client: socket.socket, grace_s: float, control: _Control
-) -> Iterator[None]:
-    """End this process if the body goes on after the client has left.
-
-    Else a kernel that a client made endless would keep a core busy for ever.
-    """
-    done = threading.Event()
-    watched = client.dup()
-
-    def watch() -> None:
-        with watched:
-            poll = select.poll()
-            # Linux tells this apart from bytes to read; others only see a reset.
-            poll.register(watched, getattr(select, "POLLRDHUP", 0))
-            poll.poll()
-        if not done.wait(grace_s):
-            control.report(
-                "ended",
-                reason=f"the client left, its last command took over {grace_s} s",
-            )
-            os._exit(1)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        # Also wakes the thread, where it was not the client who ended this.
-        with contextlib.suppress(OSError):
-            client.shutdown(socket.SHUT_RDWR)
-        thread.join()
+def _bound_sends(client: socket.socket, stall_s: float) -> None:
+    """Have a send fail with BlockingIOError when nothing leaves for so long."""
+    whole, part = divmod(stall_s, 1)
+    patience = struct.pack("@ll", int(whole), int(part * 1e6))
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
 
 
 if __name__ == "__main__":

@@ -12,48 +12,30 @@ a control socket per session, and the pipe that signals wake.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import selectors
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 from longwire.errors import UsageError
 from longwire.server.config import SessionConfig
+from longwire.server.limits import Ledger, Limits
+from longwire.server.lobby import Lobby
+from longwire.server.metrics import Metrics
+from longwire.server.notify import notify
+from longwire.server.pool import Pool, Session, exit_text
 
-__all__ = ["Supervisor"]
+__all__ = ["Supervisor", "default_threads"]
 
 _log = logging.getLogger("longwire.serve")
 
-SPARES = 2
-"""Warm sessions kept ready. A C++ client opens several connections in a row."""
-
-MAX_SPARES = 4
-"""More than these are let go after a rush; more than SPARES, or every short visit
-would cost a new process."""
-
-MAX_SESSIONS = 64
-"""A process each; further clients wait, most of them in the kernel's queue."""
-
-MAX_SILENT = 256
-"""Connections without a first byte: they cost a descriptor, and the oldest goes."""
-
-_PENDING = 8
-"""Clients that may wait for a session; while they do, no more are accepted."""
-
 _STARTING = 8
 """Sessions that start at the same time; more would only slow each other."""
-
-_STOP_S = 5.0
-"""How long sessions get to end, before SIGKILL."""
 
 _REAP_S = 0.05
 """How often a session that is about to end is looked at."""
@@ -61,30 +43,9 @@ _REAP_S = 0.05
 _RETRY_S = 1.0
 """Pause after the system refused a process or a descriptor."""
 
-_REPORT_LIMIT = 1 << 16
-"""A session's report is a short line; more means it is out of its mind."""
-
-
-@dataclass(eq=False, slots=True)
-class _Session:
-    number: int
-    process: subprocess.Popen[bytes]
-    control: socket.socket
-    ready: bool = False
-    peer: str | None = None
-    """Who is being served; None for a spare."""
-    ended: bool = False
-    """Expected to exit."""
-    received: bytearray = field(default_factory=bytearray)
-    deadline: float = 0.0
-    """When the process is killed, once its control socket is closed."""
-
-    def __str__(self) -> str:
-        return f"session {self.number}" + (f" of {self.peer}" if self.peer else "")
-
 
 class Supervisor:
-    """Serves until `stop` is called or SIGTERM or SIGINT arrives."""
+    """Serves until `stop` or `drain` is called, or SIGTERM or SIGINT arrives."""
 
     def __init__(
         self,
@@ -92,6 +53,7 @@ class Supervisor:
         port: int,
         config: SessionConfig,
         on_ready: Callable[[tuple[str, int], dict[str, Any]], None],
+        limits: Limits | None = None,
     ) -> None:
         """Bind `host:port` (port 0: any free one); `on_ready` gets the address
         and the first session's report once clients can be served.
@@ -102,21 +64,26 @@ class Supervisor:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=128)
         self._listener.setblocking(False)
-        self._config = config
+        self.metrics = Metrics()
+        self._limits = limits or Limits()
+        self._ledger = Ledger(self._limits)
         self._on_ready: Callable[..., None] | None = on_ready
         self._selector = selectors.DefaultSelector()
-        self._sessions: dict[socket.socket, _Session] = {}
-        self._leaving: list[_Session] = []
-        self._silent: dict[socket.socket, str] = {}
-        self._pending: deque[tuple[socket.socket, str]] = deque()
-        self._accepting = False
+        self._pool = Pool(config, self._selector)
+        self._lobby = Lobby(self._listener, self._limits, self.metrics, self._selector)
         self._stopping = False
-        self._count = 0
+        self._drain_asked = False
+        self._reload_asked = False
+        self._drained_at: float | None = None
+        """When clients have had their time to finish; None before a drain."""
+        self._crowded = False
+        """That clients wait for others to leave has been logged."""
         self._resume_at = 0.0
         self._failure: str | None = None
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
+        self._terminal = _has_terminal()
 
     @property
     def address(self) -> tuple[str, int]:
@@ -134,11 +101,7 @@ class Supervisor:
         self._selector.register(self._wake_in, selectors.EVENT_READ)
         try:
             while not self._stopping:
-                self._fill_pool()
-                self._listen(self._has_room())
-                for key, _ in self._selector.select(self._timeout()):
-                    self._dispatch(key.fileobj)
-                self._reap()
+                self._turn()
         finally:
             self._shut_down()
             if previous:
@@ -151,6 +114,63 @@ class Supervisor:
     def stop(self) -> None:
         """Ask `run` to return; safe from other threads and signal handlers."""
         self._stopping = True
+        self._wake()
+
+    def drain(self) -> None:
+        """Ask `run` to take no new clients, and to return when the others have
+        finished or had their time. A second call is a `stop`."""
+        if self._drain_asked or not self._limits.drain_s:
+            self._stopping = True
+        self._drain_asked = True
+        self._wake()
+
+    def reload(self) -> None:
+        """Ask for new sessions in place of the warm ones; clients are not disturbed."""
+        self._reload_asked = True
+        self._wake()
+
+    def _turn(self) -> None:
+        """Go once around the loop."""
+        self._heed()
+        self._fill_pool()
+        self._lobby.listen(self._has_room())
+        self._publish()
+        for key, _ in self._selector.select(self._timeout()):
+            self._dispatch(key.fileobj)
+        self._lobby.expire()
+        self._reap()
+
+    def _dispatch(self, ready: Any) -> None:
+        if ready is self._wake_in:
+            with contextlib.suppress(BlockingIOError):
+                self._wake_in.recv(4096)
+        elif ready is self._listener:
+            self._accept()
+        elif ready in self._lobby:
+            self._lobby.spoke(ready)
+            self._assign()
+        elif ready in self._pool.sessions:
+            self._hear(self._pool.sessions[ready])
+
+    def _publish(self) -> None:
+        sessions = self._pool.sessions.values()
+        serving, spare = self._pool.busy(), len(self._pool.ready())
+        starting = sum(1 for s in sessions if not s.ready and not s.ended)
+        leaving = len(self._pool) - serving - spare - starting
+        self.metrics.set_state(
+            {
+                "serving": serving,
+                "spare": spare,
+                "starting": starting,
+                "leaving": leaving,
+            },
+            self._ledger.total,
+            self._drained_at is not None,
+        )
+
+    # Signals.
+
+    def _wake(self) -> None:
         # A full pipe wakes the loop just as well, and a closed one need not.
         with contextlib.suppress(OSError):
             self._wake_out.send(b"\0")
@@ -161,185 +181,214 @@ class Supervisor:
         except ValueError:
             # Not the main thread: whoever runs us calls `stop`.
             return {}
-        handler = lambda number, frame: self.stop()  # noqa: E731
-        return {n: signal.signal(n, handler) for n in (signal.SIGTERM, signal.SIGINT)}
+        actions: dict[int, Callable[[], None]] = {
+            signal.SIGTERM: self.drain,
+            signal.SIGINT: self.stop,
+        }
+        # Under nohup it stays ignored, as sessions inherit it.
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            actions[signal.SIGHUP] = self._hung_up
+        return {
+            number: signal.signal(number, lambda number, frame: actions[number]())
+            for number in actions
+        }
 
-    def _dispatch(self, ready: Any) -> None:
-        if ready is self._wake_in:
-            with contextlib.suppress(BlockingIOError):
-                self._wake_in.recv(4096)
-        elif ready is self._listener:
-            self._accept()
-        elif ready in self._silent:
-            self._spoke(ready)
-        elif ready in self._sessions:
-            self._hear(self._sessions[ready])
+    def _hung_up(self) -> None:
+        # Without its terminal nobody could stop us with Ctrl-C any more.
+        if self._terminal and not _has_terminal():
+            self.stop()
+        else:
+            self.reload()
+
+    def _heed(self) -> None:
+        """Do what was asked for in a signal handler, or from another thread."""
+        if self._reload_asked:
+            self._reload_asked = False
+            self._refresh()
+        if self._drain_asked and self._drained_at is None:
+            self._begin_drain()
+        if self._drained_at is not None:
+            busy = self._pool.busy()
+            if not busy or time.monotonic() >= self._drained_at:
+                self._stopping = True
+                if busy:
+                    _log.warning("%d clients did not finish in time", busy)
+
+    def _refresh(self) -> None:
+        spares = self._pool.spares()
+        _log.info("SIGHUP: %d warm sessions start anew", len(spares))
+        for session in self._pool.sessions.values():
+            session.stale = True
+        for session in spares:
+            session.dismiss()
+
+    def _begin_drain(self) -> None:
+        notify("STOPPING=1")
+        self._drained_at = time.monotonic() + self._limits.drain_s
+        waiting = self._lobby.close()
+        for _ in range(waiting):
+            self.metrics.refused("draining")
+        for session in self._pool.spares():
+            session.dismiss()
+        if waiting or self._pool.busy():
+            _log.info(
+                "draining: %d clients have %g s to finish, %d in line are closed",
+                self._pool.busy(),
+                self._limits.drain_s,
+                waiting,
+            )
 
     # The pool.
 
-    def _spares(self) -> list[_Session]:
-        return [s for s in self._sessions.values() if s.peer is None and not s.ended]
-
-    def _busy(self) -> int:
-        return sum(1 for s in self._sessions.values() if s.peer is not None)
-
     def _fill_pool(self) -> None:
-        wanted = SPARES + len(self._pending) - len(self._spares())
-        room = MAX_SESSIONS + SPARES - len(self._sessions) - len(self._leaving)
-        starting = sum(1 for s in self._sessions.values() if not s.ready)
-        for _ in range(min(wanted, room, _STARTING - starting)):
+        if self._drained_at is not None:
+            return
+        spares = self._limits.spares
+        # One is needed to see whether the engine can be loaded at all.
+        wanted = max(spares, self._on_ready is not None)
+        wanted += len(self._lobby.line) - len(self._pool.spares())
+        room = self._limits.clients + max(1, spares) - len(self._pool)
+        for _ in range(min(wanted, room, _STARTING - self._pool.starting())):
             if time.monotonic() < self._resume_at:
                 return
             try:
-                self._spawn()
+                self._pool.spawn()
             except OSError as error:
                 self._failed(f"cannot start a session: {error}")
 
-    def _spawn(self) -> None:
-        ours, theirs = socket.socketpair()
-        with contextlib.ExitStack() as undo, theirs, _interrupts_blocked():
-            undo.callback(ours.close)
-            process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "longwire.server.session",
-                    str(theirs.fileno()),
-                    self._config.encode(),
-                ],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-            )
-            undo.pop_all()
-        ours.setblocking(False)
-        self._count += 1
-        session = _Session(self._count, process, ours)
-        self._sessions[ours] = session
-        self._selector.register(ours, selectors.EVENT_READ)
-
     def _timeout(self) -> float | None:
-        if self._leaving:
-            return _REAP_S
-        wait = self._resume_at - time.monotonic()
-        return wait if wait > 0 else None
+        """Seconds until something is due that no descriptor announces."""
+        due = []
+        if self._pool.leaving:
+            due.append(time.monotonic() + _REAP_S)
+        if self._resume_at > time.monotonic():
+            due.append(self._resume_at)
+        if self._drained_at is not None:
+            due.append(self._drained_at)
+        if self._lobby.deadline is not None:
+            due.append(self._lobby.deadline)
+        return max(0.0, min(due) - time.monotonic()) if due else None
 
     # Clients.
 
     def _has_room(self) -> bool:
-        if self._on_ready is not None or time.monotonic() < self._resume_at:
+        if self._drained_at is not None or self._on_ready is not None:
             return False
-        return len(self._pending) < _PENDING
-
-    def _listen(self, wanted: bool) -> None:
-        if wanted and not self._accepting:
-            self._selector.register(self._listener, selectors.EVENT_READ)
-        elif self._accepting and not wanted:
-            self._selector.unregister(self._listener)
-        self._accepting = wanted
+        if time.monotonic() < self._resume_at:
+            return False
+        return self._lobby.has_room
 
     def _accept(self) -> None:
         try:
-            client, address = self._listener.accept()
-        except BlockingIOError:
-            return
+            self._lobby.accept()
         except OSError as error:
             # Without a pause, a lack of descriptors would keep this loop spinning.
             _log.warning("accept: %s", error)
             self._resume_at = time.monotonic() + _RETRY_S
-            return
-        self._silent[client] = f"{address[0]}:{address[1]}"
-        self._selector.register(client, selectors.EVENT_READ)
-        if len(self._silent) > MAX_SILENT:
-            oldest = next(iter(self._silent))
-            _log.warning("%s never spoke, closed", self._leave_silence(oldest))
-            oldest.close()
-
-    def _spoke(self, client: socket.socket) -> None:
-        peer = self._leave_silence(client)
-        if _has_left(client):
-            client.close()
-            return
-        self._pending.append((client, peer))
-        self._assign()
-
-    def _leave_silence(self, client: socket.socket) -> str:
-        self._selector.unregister(client)
-        return self._silent.pop(client)
 
     def _assign(self) -> None:
-        idle = deque(s for s in self._spares() if s.ready)
-        while self._pending and idle and self._busy() < MAX_SESSIONS:
-            session = idle.popleft()
-            client, peer = self._pending.popleft()
+        """Give those in line a session each, as far as there are any."""
+        line, idle = self._lobby.line, deque(self._pool.ready())
+        places = self._limits.clients - self._pool.busy()
+        while line and idle and places > 0:
+            session, guest = idle.popleft(), line[0]
             try:
-                socket.send_fds(session.control, [b"c"], [client.fileno()])
+                session.serve(guest.socket, guest.peer, guest.hello_s)
             except OSError as error:
                 _log.warning("%s took no client: %s", session, error)
-                self._pending.appendleft((client, peer))
                 session.ended = True
                 session.process.kill()
                 continue
-            client.close()
-            session.peer = peer
+            line.popleft()
+            guest.socket.close()
+            places -= 1
+            self.metrics.client()
+            pid = session.process.pid
             _log.info(
                 "session %d (pid %d) serves %s",
                 session.number,
-                session.process.pid,
-                peer,
+                pid,
+                guest.peer,
+                extra={**session.fields, "session_pid": pid},
             )
+        if line and places <= 0 and not self._crowded:
+            _log.warning(
+                "all %d places are taken, clients wait in line", self._limits.clients
+            )
+        self._crowded = bool(line) and (places <= 0 or self._crowded)
 
     # Reports.
 
-    def _hear(self, session: _Session) -> None:
+    def _hear(self, session: Session) -> None:
         try:
-            received = session.control.recv(_REPORT_LIMIT)
-        except BlockingIOError:
-            return
-        except OSError:
-            received = b""
-        if not received:
-            self._bury(session)
-            return
-        session.received += received
-        *lines, rest = session.received.split(b"\n")
-        session.received = bytearray(rest)
-        try:
-            for line in lines:
-                self._report(session, json.loads(line))
+            reports = session.hear()
+            if reports is None:
+                self._bury(session)
+                return
+            for report in reports:
+                self._report(session, report)
         except (AttributeError, KeyError, TypeError, ValueError):
             # Whatever overwrote its memory, nothing it says can be relied on.
-            _log.error("%s reports nonsense, killed", session)
-            session.process.kill()
-        if len(session.received) > _REPORT_LIMIT:
+            _log.error("%s reports nonsense, killed", session, extra=session.fields)
             session.process.kill()
 
-    def _report(self, session: _Session, report: dict[str, Any]) -> None:
+    def _report(self, session: Session, report: dict[str, Any]) -> None:
         event = report.pop("event")
-        if event == "ready":
+        if event == "claim":
+            refusal = self._ledger.claim(session, int(report["size"]))
+            if refusal is not None:
+                self.metrics.refused("memory")
+            session.answer(refusal=refusal)
+        elif event == "release":
+            self._ledger.release(session, int(report["size"]))
+        elif event == "room":
+            left, most = self._ledger.room(session)
+            session.answer(left=left, most=most)
+        elif event == "figures":
+            self._count(session, report)
+        elif event == "ready":
             session.ready = True
-            if self._on_ready is not None:
+            if self._on_ready is not None and self._drained_at is None:
                 announce, self._on_ready = self._on_ready, None
                 announce(self.address, report)
+                notify("READY=1")
+            self._assign()
         elif event == "failed":
             session.ended = True
             self._failed(report["reason"])
         elif event == "aborted":
-            _log.error("%s: ggml aborted: %s", session, report["reason"])
+            _log.error(
+                "%s: ggml aborted: %s",
+                session,
+                report["reason"],
+                extra={**session.fields, "reason": report["reason"]},
+            )
         else:
-            refused = report["reason"].startswith("refused")
-            level = logging.WARNING if refused else logging.INFO
-            _log.log(level, "%s: %s", session, report)
-            session.peer = None
-            session.ended = event == "ended"
-            if len(self._spares()) > MAX_SPARES + len(self._pending):
-                self._dismiss(session)
+            self._client_left(session, report, again=event == "idle")
+
+    def _client_left(
+        self, session: Session, report: dict[str, Any], again: bool
+    ) -> None:
+        refused = report["refused"]
+        if refused is not None:
+            self.metrics.refused(refused)
+        self._count(session, report)
+        level = logging.WARNING if refused else logging.INFO
+        _log.log(level, "%s: %s", session, report, extra={**session.fields, **report})
+        session.peer = None
+        session.ended = not again
+        crowd = len(self._pool.spares()) - len(self._lobby.line)
+        if again and (
+            session.stale
+            or self._drained_at is not None
+            or crowd > self._limits.most_spares
+        ):
+            session.dismiss()
         self._assign()
 
-    def _dismiss(self, session: _Session) -> None:
-        """Let a session go that has nobody to serve."""
-        session.ended = True
-        with contextlib.suppress(OSError):
-            session.control.shutdown(socket.SHUT_WR)
+    def _count(self, session: Session, report: dict[str, Any]) -> None:
+        self.metrics.served(session.counted, report)
+        session.counted = report
 
     def _failed(self, reason: str) -> None:
         """A session could not start: the end for the first one, else bad luck."""
@@ -352,80 +401,35 @@ class Supervisor:
 
     # The end.
 
-    def _bury(self, session: _Session) -> None:
-        self._selector.unregister(session.control)
-        del self._sessions[session.control]
-        session.control.close()
-        session.deadline = time.monotonic() + _STOP_S
-        self._leaving.append(session)
+    def _bury(self, session: Session) -> None:
+        self._ledger.drop(session)
+        self._pool.bury(session)
 
     def _reap(self) -> None:
-        """Take leave of the processes that have ended, and hurry the others."""
-        for session in list(self._leaving):
-            status = session.process.poll()
-            if status is None:
-                if time.monotonic() > session.deadline:
-                    session.process.kill()
-                continue
-            self._leaving.remove(session)
-            if session.ended:
-                continue
-            died = f"{session} died: {_exit_text(status)}"
+        for session, status in self._pool.reap():
+            died = f"{session} died: {exit_text(status)}"
             if session.ready:
-                _log.error("%s", died)
-            else:
+                _log.error("%s", died, extra=session.fields)
+            elif self._drained_at is None:
                 self._failed(f"{died} at its start")
 
     def _shut_down(self) -> None:
-        self._listen(False)
-        self._listener.close()
-        for client in [*self._silent, *(client for client, _ in self._pending)]:
-            client.close()
-        sessions = [*self._sessions.values(), *self._leaving]
-        for session in sessions:
-            session.process.terminate()
-        deadline = time.monotonic() + _STOP_S
-        for session in sessions:
-            try:
-                session.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                session.process.kill()
-                session.process.wait()
-            session.control.close()
-        self._sessions.clear()
-        self._leaving.clear()
+        if self._drained_at is None:
+            notify("STOPPING=1")
+        self._lobby.close()
+        self._pool.close()
         self._selector.close()
         self._wake_in.close()
         self._wake_out.close()
 
 
-@contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Have children start without SIGINT: a Ctrl-C is for the supervisor alone."""
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+def _has_terminal() -> bool:
+    """Whether this process has a controlling terminal."""
     try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-
-
-def _has_left(client: socket.socket) -> bool:
-    """Whether a readable socket has its end to offer, and not a byte."""
-    try:
-        return not client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
-        return True
-
-
-def _exit_text(status: int) -> str:
-    if status >= 0:
-        return f"exit code {status}"
-    try:
-        return signal.Signals(-status).name
-    except ValueError:
-        return f"signal {-status}"
+        return False
+    return True
 
 
 def default_threads() -> int:

@@ -16,10 +16,10 @@ from longwire.errors import BadRequest
 from longwire.native.compute import tensor_record
 from longwire.server.buffers import BufferTable, SessionBuffer
 from longwire.wire.constants import OP_COUNT, U64_MAX
-from longwire.wire.tensors import Tensor
+from longwire.wire.tensors import TENSOR_SIZE, Tensor
 from longwire.wire.types import TYPES, nbytes
 
-__all__ = ["CheckedTensor", "TensorChecker", "fill_record"]
+__all__ = ["CheckedTensor", "LinkedTensor", "TensorChecker", "fill_record"]
 
 _REMEMBERED = 4096
 """A decode step names some tens of tensors; a load names each weight once."""
@@ -53,6 +53,32 @@ class CheckedTensor:
             self._native["buffer"] = self.buffer.native.address
             self._native["data"] = self.buffer.native.base + self.start
         return self._native
+
+
+class LinkedTensor:
+    """A tensor with its sources, for questions about an op; it has no memory."""
+
+    def __init__(self, record: bytes, srcs: bytes, command: str) -> None:
+        """Read one record and those of its ten sources, zeros for none.
+
+        Raises:
+            BadRequest: a type, op or shape that cannot be.
+        """
+        self.tensor = Tensor.decode(record)
+        self.native = _unplaced(self.tensor, command)
+        self._sources = []
+        for i in range(10):
+            source = Tensor.decode(srcs[i * TENSOR_SIZE : (i + 1) * TENSOR_SIZE])
+            if source.id:
+                self._sources.append(_unplaced(source, command))
+                self.native["src"][0, i] = self._sources[-1].ctypes.data
+
+
+def _unplaced(tensor: Tensor, command: str) -> npt.NDArray[Any]:
+    check_shape(tensor, command)
+    record = tensor_record()
+    fill_record(record, tensor)
+    return record
 
 
 class TensorChecker:

@@ -1,0 +1,107 @@
+"""Everything one client has on this server, and what it has done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+from longwire.errors import BadRequest, LongwireError
+from longwire.native.compute import ComputeDevice
+from longwire.server.buffers import BufferTable
+from longwire.server.cache import WeightCache
+from longwire.server.graphs import GraphStore
+from longwire.server.tensors import TensorChecker
+from longwire.transport.stream import Stream
+from longwire.wire.dialects import Dialect
+from longwire.wire.messages import Bytes
+
+__all__ = ["Handler", "Pieces", "Served", "SessionState"]
+
+Pieces = list[Bytes] | None
+"""An answer's body; None for a command that is never answered."""
+
+
+@dataclass(slots=True)
+class Served:
+    """What a session did, for the log line at its end."""
+
+    commands: int = 0
+    graphs: int = 0
+    graph_time_s: float = 0.0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    refusals: int = 0
+    """LX commands answered with an error."""
+
+    def figures(self) -> dict[str, int | float]:
+        """All of it, as plain numbers."""
+        found = asdict(self)
+        found["graph_time_s"] = round(self.graph_time_s, 6)
+        return found
+
+
+@dataclass(slots=True)
+class SessionState:
+    """Everything one client has on this server."""
+
+    dialect: Dialect
+    devices: list[ComputeDevice]
+    n_threads: int
+    cache: WeightCache | None
+    stream: Stream
+    buffers: BufferTable = field(default_factory=BufferTable)
+    served: Served = field(default_factory=Served)
+    latched: LongwireError | None = None
+    """LX: why an earlier command without an answer was not done."""
+    command: int = -1
+    """The command being received or done; -1 between two messages."""
+    refused: str | None = None
+    """What kind of refusal ended the session, if one did."""
+    running: bool = False
+    """A device may still be at work on a graph."""
+    tensors: TensorChecker = field(init=False)
+    graphs: GraphStore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tensors = TensorChecker(self.buffers)
+        self.graphs = GraphStore(self.dialect)
+
+    def device(self, index: int, command: str) -> ComputeDevice:
+        """The device of that index.
+
+        Raises:
+            BadRequest: there are not so many.
+        """
+        if index >= len(self.devices):
+            raise BadRequest(command, f"no device {index} of {len(self.devices)}")
+        return self.devices[index]
+
+    def memory(self, device: ComputeDevice) -> tuple[int, int]:
+        """Free and total bytes of a device, as this client may see them."""
+        free, total = device.memory()
+        left, most = self.buffers.room()
+        if most is not None:
+            total = min(total, most)
+        if left is not None:
+            free = min(free, left)
+        return free, total
+
+    def drain(self) -> None:
+        """Wait until no device computes."""
+        if self.running:
+            for device in self.devices:
+                device.synchronize()
+            self.running = False
+
+    def close(self) -> None:
+        """Free everything; idempotent."""
+        self.drain()
+        self.tensors.forget()
+        self.buffers.close_all()
+        for device in self.devices:
+            device.close()
+
+
+Handler = Callable[[SessionState, memoryview, int], Pieces]
