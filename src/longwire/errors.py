@@ -37,11 +37,22 @@ __all__ = [
     "UnknownCommand",
     "UsageError",
     "VersionMismatch",
+    "WIRE_CODES",
 ]
 
 
 class LongwireError(Exception):
     """Base of all errors; the facts are attributes, `str()` is the sentence."""
+
+
+WIRE_CODES = {
+    "BadFrame": 1,
+    "UnknownCommand": 2,
+    "LimitExceeded": 3,
+    "BadRequest": 4,
+    "RemoteFailure": 5,
+}
+"""Numbers of LX error answers, by class name (PROTOCOL.md, "LX")."""
 
 
 class UsageError(LongwireError):

@@ -543,6 +543,9 @@ class TestConnect:
         assert remote.connect(str(port.endpoint)) == devices
         assert len(port.servers) == 1
         remote.close(devices)
+        # It was connected to twice.
+        assert devices[0].connection.healthy
+        remote.close(devices)
         assert port.servers[0].stop()[:2] == [
             (Command.HELLO, bytes(24)),
             (Command.DEVICE_COUNT, b""),

@@ -59,6 +59,27 @@ def test_a_worker_killed_while_loading(model: Path) -> None:
         assert killed
 
 
+def test_an_engine_that_resumes_loads_over_what_is_left(
+    model: Path, reference: Callable[[str], list[int]]
+) -> None:
+    with LocalWorker("-t", "1") as doomed, LocalWorker("-t", "1") as other:
+        killed: list[float] = []
+
+        def kill_half_way(share: float) -> None:
+            if share > 0.5 and not killed:
+                killed.append(share)
+                _kill(doomed)
+
+        rpc = f"{doomed.endpoint},{other.endpoint}"
+        with exact_engine(
+            model, "xllamacpp", rpc, on_progress=kill_half_way, on_failure="resume"
+        ) as engine:
+            assert killed
+            assert [str(d.endpoint) for d in engine.remote_devices] == [other.endpoint]
+            generation = engine.generate(PROMPT, N_TOKENS, GREEDY, stop_at_end=False)
+            assert generation.finish().tokens == reference("xllamacpp")
+
+
 def test_a_restarted_worker_is_used_again(
     model: Path, reference: Callable[[str], list[int]]
 ) -> None:
@@ -78,6 +99,35 @@ def test_a_restarted_worker_is_used_again(
             assert [device.name for device in engine.remote_devices] == names
             generation = engine.generate(PROMPT, N_TOKENS, GREEDY, stop_at_end=False)
             assert generation.finish().tokens == reference("xllamacpp")
+
+
+def test_two_engines_share_a_connection_and_part(
+    model: Path, reference: Callable[[str], list[int]]
+) -> None:
+    with (
+        LocalWorker("-t", "1") as worker,
+        exact_engine(model, "xllamacpp", worker.endpoint) as staying,
+    ):
+        with exact_engine(model, "xllamacpp", worker.endpoint) as passing:
+            passing.eval([2, 3])
+        generation = staying.generate(PROMPT, N_TOKENS, GREEDY, stop_at_end=False)
+        assert generation.finish().tokens == reference("xllamacpp")
+
+
+@pytest.mark.parametrize("rpc", [True, False])
+def test_ctrl_c_while_loading_ends_the_load(model: Path, rpc: bool) -> None:
+    with LocalWorker("-t", "1") as worker:
+        pressed: list[float] = []
+
+        def press(share: float) -> None:
+            if share > 0.3 and not pressed:
+                pressed.append(share)
+                signal.raise_signal(signal.SIGINT)
+
+        endpoint = worker.endpoint if rpc else ""
+        with pytest.raises(KeyboardInterrupt):
+            exact_engine(model, "xllamacpp", endpoint, on_progress=press)
+        assert pressed
 
 
 def test_a_refused_endpoint_names_itself(model: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from longwire.errors import UsageError
 from longwire.host.engine import Engine
 from longwire.host.sampling import Sampling
 from longwire.host.workers import LocalWorker
+from longwire.native.model import NativeModel
 from support.models import GREEDY, PROMPT, exact_engine
 
 LONG = 40
@@ -82,6 +84,47 @@ def test_a_session_that_is_killed_finds_its_worker_again(model: Path) -> None:
             assert tokens == expected
 
 
+def test_a_spare_takes_a_named_devices_place(model: Path) -> None:
+    with (
+        LocalWorker("-t", "1") as a,
+        LocalWorker("-t", "1") as b,
+        LocalWorker("-t", "1") as spare,
+    ):
+        with exact_engine(model, "xllamacpp", f"{a.endpoint},{b.endpoint}") as engine:
+            names = [device.name for device in engine.remote_devices]
+            undisturbed = _tokens(engine, GREEDY)
+        with exact_engine(
+            model,
+            "xllamacpp",
+            f"{a.endpoint},{b.endpoint}",
+            devices=names,
+            tensor_split=[3, 1],
+            spares=spare.endpoint,
+            on_failure="resume",
+        ) as engine:
+            assert _tokens(engine, GREEDY, a) == undisturbed
+
+
+def test_a_second_loss_while_laying_out_again(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalWorker("-t", "1") as a, LocalWorker("-t", "1") as b:
+        rpc = f"{a.endpoint},{b.endpoint}"
+        with exact_engine(model, "xllamacpp", rpc, on_failure="resume") as engine:
+            undisturbed = _tokens(engine, GREEDY)
+            load = NativeModel.__init__
+            doomed = [b]
+
+            def losing(self: NativeModel, *args: Any, **settings: Any) -> None:
+                if doomed:
+                    _kill(doomed.pop())
+                load(self, *args, **settings)
+
+            monkeypatch.setattr(NativeModel, "__init__", losing)
+            assert _tokens(engine, GREEDY, a) == undisturbed
+            assert engine.remote_devices == []
+
+
 def test_run_says_what_happened(model: Path) -> None:
     with LocalWorker("-t", "1") as a, LocalWorker("-t", "1") as b:
         command = [sys.executable, "-m", "longwire", "run", "-m", str(model)]
@@ -106,13 +149,3 @@ def test_run_says_what_happened(model: Path) -> None:
 def test_an_unknown_policy_is_refused(model: Path) -> None:
     with pytest.raises(UsageError, match="on_failure"):
         Engine(model, on_failure="hope")
-
-
-def test_failing_is_the_default(model: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "longwire", "run", "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "{fail,resume}" in done.stdout

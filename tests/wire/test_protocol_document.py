@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from longwire.errors import WIRE_CODES
 from longwire.wire import constants, types
 from longwire.wire.constants import U64_MAX, Command
-from longwire.wire.dialects import ANY, V7, V8, Dialect, Shape
+from longwire.wire.dialects import ANY, LX_OFFER, LX_SHAPES, V7, V8, Dialect, Shape
 from longwire.wire.tensors import TENSOR
 
 DOCUMENT = Path(__file__).parents[2] / "PROTOCOL.md"
@@ -88,8 +89,29 @@ def test_command_table(
 
 
 def test_command_names_and_numbers() -> None:
-    listed = [(int(row[0], 16), row[1]) for row in command_rows()]
+    listed = [(int(row[0], 16), row[1]) for row in [*command_rows(), *lx_rows()]]
     assert listed == [(command.value, command.name) for command in Command]
+
+
+def lx_rows() -> list[list[str]]:
+    return table("no.", "command", "request", "answer", "drains")
+
+
+def test_lx_command_table() -> None:
+    listed = {
+        int(row[0], 16): Shape(
+            *request_sizes(row[2]),
+            answer_size(row[3]),
+            {"yes": True, "no": False}[row[4]],
+        )
+        for row in lx_rows()
+    }
+    assert listed == {**LX_OFFER, **LX_SHAPES}
+
+
+def test_lx_error_table() -> None:
+    listed = {row[1]: int(row[0]) for row in table("code", "name", "when")}
+    assert listed == WIRE_CODES
 
 
 def test_a_command_that_is_absent_has_no_sizes_at_all() -> None:
@@ -210,8 +232,3 @@ def test_limits_table() -> None:
     for name, number, reason in listed:
         assert known[name] == int(number)
         assert reason
-
-
-def test_the_lx_range_is_free() -> None:
-    assert max(Command) < 0x80
-    assert "0x80 to 0xff are kept free" in DOCUMENT.read_text(encoding="utf-8")

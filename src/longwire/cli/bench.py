@@ -5,11 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 from rich import box
@@ -20,11 +15,9 @@ from longwire.bench.measure import measure
 from longwire.bench.report import LOCAL, Report, Spread
 from longwire.bench.settings import BENCHES, PAIRS, REFERENCE, Settings
 from longwire.cli.demo import demo_model
-from longwire.cli.options import log_to_stderr, names, positive
+from longwire.cli.options import log_to_stderr, names, positive, seconds
 
 __all__ = ["add_parser", "run"]
-
-_TERMINATED = 128 + signal.SIGTERM
 
 
 def add_parser(commands: Any) -> None:
@@ -84,7 +77,7 @@ def _add_setup(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--settle",
-        type=float,
+        type=seconds,
         default=defaults.settle_s,
         metavar="SECONDS",
         help="pause between load and measurement (%(default)s)",
@@ -116,27 +109,13 @@ def run(arguments: argparse.Namespace) -> int:
     log_to_stderr(0)
     stderr = Console(stderr=True, highlight=False)
     settings = _settings(arguments, stderr)
-    with _terminable(), stderr.status("starting") as status:
+    with stderr.status("starting") as status:
         report = measure(settings, status.update)
     if arguments.json:
         print(json.dumps(report.as_json()))
     else:
         _print(report)
     return 1 if report.errors() or not report.tokens_equal() else 0
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM unwind the stack: its default would leave the servers behind."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        sys.exit(_TERMINATED)
-
-    previous = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _settings(arguments: argparse.Namespace, stderr: Console) -> Settings:

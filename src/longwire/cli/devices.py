@@ -13,11 +13,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from longwire.cli.options import add_engine, log_to_stderr
+from longwire.cli.options import add_engine, log_to_stderr, positive_seconds
 from longwire.client import remote
 from longwire.client.connection import Deadlines
 from longwire.client.device import RemoteDevice
 from longwire.errors import LongwireError
+from longwire.native.abi import DeviceType
 from longwire.native.compute import list_devices
 from longwire.native.engine import load_engine
 
@@ -37,10 +38,10 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=positive_seconds,
         default=Deadlines().connect_s,
         metavar="SECONDS",
-        help="for all servers together (%(default)s)",
+        help="for each step with a server; all are asked at once (%(default)s)",
     )
     add_engine(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
@@ -50,6 +51,8 @@ def add_parser(commands: Any) -> None:
 @dataclass(slots=True)
 class _Row:
     name: str
+    type: str
+    """CPU, GPU, ...; empty where a server cannot say."""
     description: str
     endpoint: str
     protocol: str
@@ -67,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         found = remote.try_connect(
             arguments.rpc,
             engine=arguments.engine,
-            deadlines=Deadlines(connect_s=arguments.timeout),
+            deadlines=Deadlines(arguments.timeout, answer_s=arguments.timeout),
         )
         for endpoint, devices in found.items():
             try:
@@ -87,8 +90,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _local(engine: str) -> list[_Row]:
     native = load_engine(engine)
+    speaks = native.profile.name
     return [
-        _Row(d.name, d.description, "local", native.profile.label, *d.memory(), None)
+        _Row(d.name, d.type.name, d.description, "local", speaks, *d.memory(), None)
         for d in list_devices(native)
     ]
 
@@ -101,6 +105,7 @@ def _remote(device: RemoteDevice) -> _Row:
         times.append(time.perf_counter() - started)
     return _Row(
         device.name,
+        "" if device.info is None else DeviceType(device.info.type).name,
         device.description,
         str(device.endpoint),
         f"RPC {device.connection.dialect.version}",
@@ -112,14 +117,17 @@ def _remote(device: RemoteDevice) -> _Row:
 
 def _print(rows: list[_Row], errors: dict[str, str]) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("device", "description", "speaks"):
+    for column in ("device", "type"):
         table.add_column(column, no_wrap=True)
+    table.add_column("description", overflow="fold")
+    table.add_column("speaks", no_wrap=True)
     for column in ("free", "total", "round trip"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     gib = 1 << 30
     for row in rows:
         table.add_row(
             row.name,
+            row.type,
             row.description,
             row.protocol,
             f"{row.free / gib:.1f} GiB",

@@ -12,13 +12,13 @@ from typing import Any
 
 from rich.console import Console
 
-from longwire.cli.options import add_engine, log_to_stderr, names, numbers, positive
+from longwire.cli.options import add_engine, log_to_stderr, names, positive, shares
 from longwire.cli.progress import load_progress
 from longwire.errors import UsageError
 from longwire.host.engine import ON_FAILURE, Engine
 from longwire.host.generation import Generation
 from longwire.host.sampling import Sampling
-from longwire.native.model import SPLIT_MODES
+from longwire.native.model import FLASH_ATTENTION, SPLIT_MODES
 
 __all__ = ["add_parser", "result"]
 
@@ -51,10 +51,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "-n",
         "--predict",
-        type=positive,
+        type=int,
         default=128,
         metavar="N",
-        help="most tokens to generate (%(default)s)",
+        help="most tokens to generate, -1 until the end (%(default)s)",
     )
     parser.add_argument(
         "--ignore-eos", action="store_true", help="go on after an end-of-text token"
@@ -98,26 +98,33 @@ def _add_layout(parser: argparse.ArgumentParser) -> None:
         help="layers to put on devices other than this machine's CPU (all)",
     )
     group.add_argument(
+        "-dev",
         "--device",
         type=names,
         metavar="NAME[,NAME...]",
         help="which devices, in this order (remote ones are RPC0, RPC1, ...)",
     )
     group.add_argument(
+        "-ts",
         "--tensor-split",
-        type=numbers,
+        type=shares,
         default=[],
         metavar="N,N,...",
         help="share of each device (default: by free memory)",
     )
     group.add_argument(
+        "-sm",
         "--split-mode",
         choices=list(SPLIT_MODES),
         default="layer",
         help="how the model is cut over several devices (%(default)s)",
     )
     group.add_argument(
-        "-c", "--ctx-size", type=positive, default=4096, help="context (%(default)s)"
+        "-c",
+        "--ctx-size",
+        type=int,
+        default=4096,
+        help="context, 0 for the model's own (%(default)s)",
     )
     group.add_argument(
         "-b", "--batch-size", type=positive, default=2048, help="batch (%(default)s)"
@@ -127,6 +134,13 @@ def _add_layout(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "-t", "--threads", type=positive, help="this machine's threads (half of all)"
+    )
+    group.add_argument(
+        "-fa",
+        "--flash-attn",
+        choices=list(FLASH_ATTENTION),
+        default="auto",
+        help="flash attention (%(default)s)",
     )
     group.add_argument(
         "--exact",
@@ -149,7 +163,11 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         "--top-p", type=float, default=defaults.top_p, help="%(default)s"
     )
     group.add_argument(
-        "--seed", type=int, default=defaults.seed, help="default: a new one each time"
+        "-s",
+        "--seed",
+        type=int,
+        default=defaults.seed,
+        help="default: a new one each time",
     )
 
 
@@ -165,6 +183,10 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if arguments.chat and arguments.prompt is None:
         raise UsageError("--chat needs a prompt in words (-p)")
+    if arguments.spare and arguments.on_failure != "resume":
+        raise UsageError("--spare needs --on-failure resume")
+    if arguments.predict < -1 or arguments.ctx_size < 0:
+        raise UsageError("-n is at least -1, and -c at least 0")
     console = Console(stderr=True, quiet=arguments.json)
     with load_progress(console, arguments.model) as on_progress:
         engine = Engine(
@@ -180,6 +202,7 @@ def run(arguments: argparse.Namespace) -> int:
             n_ubatch=arguments.ubatch_size,
             n_threads=arguments.threads,
             exact=arguments.exact,
+            flash_attention=arguments.flash_attn,
             spares=arguments.spare,
             on_failure=arguments.on_failure,
             on_progress=on_progress,
@@ -190,7 +213,7 @@ def run(arguments: argparse.Namespace) -> int:
             prompt = engine.chat_prompt(prompt)
         generation = engine.generate(
             prompt,
-            arguments.predict,
+            engine.context.n_ctx if arguments.predict == -1 else arguments.predict,
             sampling,
             stop_at_end=not arguments.ignore_eos,
         )

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from longwire.client.connection import Connection
 from longwire.client.records import NativeTensor, Records, read_tensor
@@ -31,15 +35,29 @@ _BLOCK = re.compile(rb"blk\.(\d+)\.")
 class Session:
     """What all devices of one connection share."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, ops: Sequence[str] = ()) -> None:
+        """`ops` are the names of this process's op numbers."""
         self.connection = connection
         self.buffers: dict[int, RemoteBuffer] = {}
         """Live buffers by the address of their `ggml_backend_buffer`."""
-        self.records = Records(self.buffers)
+        self.unknown_ops: frozenset[int] = frozenset()
+        """Our numbers of ops that the server's engine does not have."""
+        self.records = Records(self.buffers, self._match_ops(ops))
         self.reuse = GraphReuse(connection.dialect)
         self.alloc_sizes: dict[tuple[object, ...], int] = {}
         self.order = threading.RLock()
         """Held while `reuse` changes and the command that changes it is queued."""
+
+    def _match_ops(self, ours: Sequence[str]) -> npt.NDArray[np.int32] | None:
+        """The server's op numbers by ours, matched by name; None if all agree."""
+        server = self.connection.server
+        if server is None or list(server.ops) == list(ours):
+            return None
+        numbers = {name: number for number, name in enumerate(server.ops)}
+        self.unknown_ops = frozenset(
+            number for number, name in enumerate(ours) if name not in numbers
+        )
+        return np.array([numbers.get(name, 0) for name in ours], np.int32)
 
 
 # Buffers of every connection: a copy between two of them starts from an address.
@@ -114,7 +132,7 @@ class RemoteBuffer:
         content = memory.view(data, size)
         weights = self.device.plugin.usage(self._address) == Usage.WEIGHTS
         if weights:
-            self._count_weight(tensor, size)
+            self._note_layer(tensor)
         large = weights and size > HASH_THRESHOLD
         if large and self._set_by_hash(record, content, offset):
             return
@@ -127,8 +145,8 @@ class RemoteBuffer:
         (hit,) = m.U8.unpack(self._connection.ask(Command.SET_TENSOR_HASH, body))
         return bool(hit)
 
-    def _count_weight(self, tensor: int, size: int) -> None:
-        self.device.weight_bytes += size
+    def _note_layer(self, tensor: int) -> None:
+        """Weights tell by their names which layers a device holds."""
         match = _BLOCK.match(read_tensor(tensor).name)
         if match:
             self.device.layers.add(int(match[1]))
@@ -172,7 +190,7 @@ class RemoteBuffer:
         rows = [memory.view(data + i * stride_data, size) for i in range(n_copies)]
         record = self._session.records.of(tensor)
         if self.device.plugin.usage(self._address) == Usage.WEIGHTS:
-            self._count_weight(tensor, size * n_copies)
+            self._note_layer(tensor)
         if self._connection.dialect.has(Command.SET_TENSOR_2D):
             head = m.SetTensor2D(record, offset, size, n_copies, stride_tensor).encode()
             self._connection.post(Command.SET_TENSOR_2D, head, b"".join(rows))

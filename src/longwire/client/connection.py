@@ -33,9 +33,16 @@ from longwire.errors import (
 from longwire.transport.endpoint import Endpoint
 from longwire.transport.stream import Stream, connect
 from longwire.wire import messages as m
-from longwire.wire.constants import Command
+from longwire.wire.constants import LX_OFFERS, LX_VERSION, Command
 from longwire.wire.dialects import DIALECTS, V8, Dialect
 from longwire.wire.frames import ANSWER_HEADER, REQUEST_HEADER
+from longwire.wire.lx import (
+    ERROR_BIT,
+    MAX_ANSWER,
+    ErrorAnswer,
+    LxStart,
+    LxStartAnswer,
+)
 
 __all__ = ["Connection", "Deadlines", "Traffic"]
 
@@ -98,6 +105,10 @@ class _Read:
     command: Command
     target: memoryview
     sent: bool = False
+    limit: int = 0
+    """Most bytes of an answer whose size only the server knows."""
+    answer: bytes = b""
+    """Such an answer."""
 
 
 _open: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -111,10 +122,19 @@ class Connection:
         self.endpoint = endpoint
         self.dialect = dialect
         self.failure: LongwireError | None = None
+        self.refusal: RemoteFailure | None = None
+        """LX: a command was not done. The connection itself is well, and `check`
+        takes this away."""
+        self.server: LxStartAnswer | None = None
+        """What an LX server says of itself; None for any other."""
         self.traffic = Traffic()
+        self.users = 0
+        """Who counts on this connection; `remote` closes it after the last."""
         self._stream = stream
         self._lock = threading.RLock()
         self._corked = bytearray()
+        self._last = Command.HELLO
+        """The last command queued; names a failure to send."""
         self._holds_graph = False
         self._reads: list[_Read] = []
         with _open_lock:
@@ -147,8 +167,19 @@ class Connection:
             found = f"{hello.major}.{hello.minor}.{hello.patch}"
             raise VersionMismatch(str(endpoint), found, supported)
         connection.dialect = dialect
+        if hello.padding in LX_OFFERS:
+            connection._start_lx()
         stream.set_deadline(deadlines.answer_s)
         return connection
+
+    def _start_lx(self) -> None:
+        body = LxStart(LX_VERSION).encode()
+        try:
+            answer = self.ask_sized(Command.LX_START, body, MAX_ANSWER)
+            self.server = LxStartAnswer.decode(answer)
+        except LongwireError as error:
+            raise self.fail(error, "LX_START") from None
+        self.dialect = self.dialect.with_lx()
 
     @property
     def healthy(self) -> bool:
@@ -162,19 +193,21 @@ class Connection:
             LongwireError: the latched failure.
         """
         size = sum(map(len, pieces))
-        self._make_room(size)
-        with self._lock:
-            self._raise_failure()
+        self._claim(size)
+        try:
+            self._last = command
             self._corked += REQUEST_HEADER.pack(command, size)
             if size >= _BULK:
-                self._send(command, pieces)
+                self._send(pieces)
                 return
             for piece in pieces:
                 self._corked += piece
             if command == Command.GRAPH_COMPUTE or command == Command.GRAPH_RECOMPUTE:
                 self._holds_graph = True
             if len(self._corked) > _CORK_LIMIT:
-                self._send(command)
+                self._send()
+        finally:
+            self._lock.release()
 
     def ask(self, command: Command, body: m.Bytes) -> bytes:
         """Send a command and wait for its answer, of the size its table gives.
@@ -187,6 +220,17 @@ class Connection:
         answer = bytearray(size)
         self.ask_into(command, body, memoryview(answer))
         return bytes(answer)
+
+    def ask_sized(self, command: Command, body: m.Bytes, limit: int) -> bytes:
+        """Send a command and wait for an answer of at most `limit` bytes.
+
+        Raises:
+            LongwireError: the latched failure, or a new one.
+        """
+        read = _Read(command, memoryview(bytearray()), limit=limit)
+        self._queue(read, body)
+        self.synchronize()
+        return read.answer
 
     def ask_into(self, command: Command, body: m.Bytes, target: memoryview) -> None:
         """Send a command and receive its answer in place.
@@ -203,12 +247,17 @@ class Connection:
         Raises:
             LongwireError: the latched failure.
         """
-        self._make_room(len(body))
-        with self._lock:
-            self._raise_failure()
-            self._corked += REQUEST_HEADER.pack(command, len(body))
+        self._queue(_Read(command, target), body)
+
+    def _queue(self, read: _Read, body: m.Bytes) -> None:
+        self._claim(len(body))
+        try:
+            self._last = read.command
+            self._corked += REQUEST_HEADER.pack(read.command, len(body))
             self._corked += body
-            self._reads.append(_Read(command, target))
+            self._reads.append(read)
+        finally:
+            self._lock.release()
 
     def synchronize(self) -> None:
         """Send what a graph waits for, and receive all queued reads.
@@ -223,7 +272,7 @@ class Connection:
             if self._reads:
                 self._settle()
             elif self._holds_graph:
-                self._send(Command.GRAPH_RECOMPUTE)
+                self._send()
 
     def flush(self) -> None:
         """Send everything held back; answers stay owed.
@@ -234,7 +283,7 @@ class Connection:
         with self._lock:
             self._raise_failure()
             if self._corked:
-                self._send(Command.GRAPH_RECOMPUTE)
+                self._send()
 
     def fail(self, error: BaseException, command: str) -> LongwireError:
         """Latch a failure, unless there is one, and return the latched one."""
@@ -261,14 +310,28 @@ class Connection:
             LongwireError: names the endpoint, the command and the cause.
         """
         self._raise_failure()
+        refusal, self.refusal = self.refusal, None
+        if refusal is not None:
+            raise refusal
 
     def close(self) -> None:
         """Leave the server; idempotent. Later calls say that it is closed."""
         self.fail(ConnectionLost(str(self.endpoint), "close", "closed"), "close")
 
-    def _make_room(self, size: int) -> None:
-        """Settle queued reads if `size` more bytes could block behind them."""
-        if self._reads and len(self._corked) + size > _BEHIND_READ:
+    def _claim(self, size: int) -> None:
+        """Take the lock, once `size` bytes may be queued without blocking a read.
+
+        Queued reads are settled first if the bytes would not fit behind them;
+        without the lock, since that waits for other connections too.
+        """
+        while True:
+            self._lock.acquire()
+            if self.failure is not None:
+                self._lock.release()
+                self._raise_failure()
+            if not self._reads or len(self._corked) + size <= _BEHIND_READ:
+                return
+            self._lock.release()
             self.synchronize()
 
     def _raise_failure(self) -> None:
@@ -278,7 +341,7 @@ class Connection:
             # Raised over and over: each time would add to the traceback.
             raise self.failure.with_traceback(None)
 
-    def _send(self, command: Command, pieces: Sequence[m.Bytes] = ()) -> None:
+    def _send(self, pieces: Sequence[m.Bytes] = ()) -> None:
         """Write what is corked, then `pieces`. Called with the lock held."""
         if any(read.sent for read in self._reads):
             self._receive()
@@ -288,7 +351,7 @@ class Connection:
         try:
             self._stream.send([corked, *pieces])
         except BaseException as error:
-            self.fail(error, command.name)
+            self.fail(error, self._last.name)
         self._raise_failure()
         self.traffic.send_s += time.perf_counter() - started
         self.traffic.bytes_sent += len(corked) + sum(map(len, pieces))
@@ -298,33 +361,58 @@ class Connection:
     def _settle(self) -> None:
         """Send, and receive every queued read. Called with the lock held."""
         if self._corked:
-            self._send(self._reads[-1].command)
+            self._send()
         self._receive()
 
     def _receive(self) -> None:
-        traffic = self.traffic
-        traffic.round_trips += 1
+        self.traffic.round_trips += 1
+        refusal: RemoteFailure | None = None
         while self._reads and self._reads[0].sent:
             read = self._reads[0]
-            expected = len(read.target)
             try:
-                started = time.perf_counter()
-                (size,) = ANSWER_HEADER.unpack(self._stream.take(ANSWER_HEADER.size))
-                arrived = time.perf_counter()
-                traffic.wait_s += arrived - started
-                if size != expected:
-                    raise RemoteFailure(
-                        str(self.endpoint),
-                        read.command.name,
-                        f"answered {size} bytes where {expected} were due",
-                    )
-                self._stream.take_into(read.target)
-                traffic.receive_s += time.perf_counter() - arrived
+                refused = self._take_answer(read)
             except BaseException as error:
                 self.fail(error, read.command.name)
             self._raise_failure()
-            traffic.bytes_received += ANSWER_HEADER.size + size
+            refusal = refusal or refused
             self._reads.pop(0)
+        if refusal is not None:
+            self.refusal = self.refusal or refusal
+            raise refusal
+
+    def _take_answer(self, read: _Read) -> RemoteFailure | None:
+        """Receive one answer in its place; an LX server may give its error."""
+        started = time.perf_counter()
+        (size,) = ANSWER_HEADER.unpack(self._stream.take(ANSWER_HEADER.size))
+        arrived = time.perf_counter()
+        self.traffic.wait_s += arrived - started
+        refused = None
+        if size & ERROR_BIT and self.dialect.lx:
+            size &= ~ERROR_BIT
+            refused = self._take_error(read, size)
+        elif read.limit and size <= read.limit:
+            read.answer = bytes(self._stream.take(size))
+        elif size == len(read.target) and not read.limit:
+            self._stream.take_into(read.target)
+        else:
+            due = f"up to {read.limit}" if read.limit else f"{len(read.target)}"
+            raise self._wrong_answer(read, f"{size} bytes where {due} were due")
+        self.traffic.receive_s += time.perf_counter() - arrived
+        self.traffic.bytes_received += ANSWER_HEADER.size + size
+        return refused
+
+    def _take_error(self, read: _Read, size: int) -> RemoteFailure:
+        if size > MAX_ANSWER:
+            raise self._wrong_answer(read, f"an error of {size} bytes")
+        error = ErrorAnswer.decode(self._stream.take(size))
+        read.target[:] = bytes(len(read.target))
+        return RemoteFailure(
+            str(self.endpoint), read.command.name, f"{error.name}: {error.sentence}"
+        )
+
+    def _wrong_answer(self, read: _Read, what: str) -> RemoteFailure:
+        name = read.command.name
+        return RemoteFailure(str(self.endpoint), name, f"answered {what}")
 
 
 def flush_all(but: Connection | None = None) -> None:

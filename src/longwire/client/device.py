@@ -13,6 +13,7 @@ from longwire.client.buffer import (
 )
 from longwire.client.connection import Connection
 from longwire.client.records import NativeTensor, buffers_of, read_tensor
+from longwire.client.support import OpSupport
 from longwire.errors import LongwireError, RemoteError, UsageError
 from longwire.native.graph import graph_uid
 from longwire.native.plugin import DevicePlugin, Registry
@@ -20,6 +21,7 @@ from longwire.transport.endpoint import Endpoint
 from longwire.wire import messages as m
 from longwire.wire.constants import POINTER_OPS, Command
 from longwire.wire.graphs import GraphRecompute
+from longwire.wire.lx import LxDevice
 from longwire.wire.tensors import NULL_TENSOR
 
 __all__ = ["RemoteDevice"]
@@ -35,23 +37,32 @@ class RemoteDevice:
     """One device of a remote server, under the name that ggml knows it by."""
 
     def __init__(
-        self, registry: Registry, name: str, index: int, session: Session
+        self,
+        registry: Registry,
+        name: str,
+        index: int,
+        session: Session,
+        info: LxDevice | None = None,
     ) -> None:
         self.name = name
         self.index = index
         self.registry = registry
         self.endpoint: Endpoint = session.connection.endpoint
         self.description = str(self.endpoint)
-        self.attach(session)
+        if info is not None:
+            self.description += f" ({info.name}: {info.description})"
+        self.attach(session, info)
         self._nbytes = registry.engine.library.ggml_nbytes
         self.plugin: DevicePlugin = registry.add(self)
 
-    def attach(self, session: Session) -> None:
+    def attach(self, session: Session, info: LxDevice | None = None) -> None:
         """Use a fresh connection from now on; buffers of the old one stay dead."""
         self.session = session
+        self.info = info
+        """What the device really is, from a server that speaks LX."""
+        self.support = OpSupport(session.connection, session.records, self.index)
         self.layers: set[int] = set()
         """Model layers whose weights were put here."""
-        self.weight_bytes = 0
         self._alignment: int | None = None
         self._max_size: int | None = None
 
@@ -144,11 +155,20 @@ class RemoteDevice:
         return RemoteBuffer(self, handle, true_size), true_size
 
     def supports_op(self, op: int) -> bool:
-        """Everything but what the wire cannot carry: wide strides, pointers."""
+        """What the wire can carry, and the device can do.
+
+        Wide strides and pointers cannot travel. What the device can do is known
+        from a server that speaks LX; another is believed to do everything.
+        """
         t = read_tensor(op)
-        if t.op in POINTER_OPS or not t.fits:
+        if t.op in POINTER_OPS or not t.fits or t.op in self.session.unknown_ops:
             return False
-        return all(read_tensor(src).fits for src in t.src if src)
+        sources = [read_tensor(src) if src else None for src in t.src]
+        if not all(source.fits for source in sources if source):
+            return False
+        if self.connection.server is None or not self.connection.healthy:
+            return True
+        return self.support.supports(t, sources)
 
     # Backend.
 
@@ -196,6 +216,9 @@ class RemoteDevice:
 
     def graph_compute(self, graph: int) -> bool:
         session, connection = self.session, self.connection
+        if connection.refusal is not None:
+            # An earlier command was not done: nothing that builds on it may run.
+            return False
         uid = graph_uid(graph)
         with session.order:
             if session.reuse.may_recompute(self.index, uid):

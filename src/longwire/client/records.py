@@ -112,8 +112,14 @@ class Records:
     unique, and the server learns no address of this process.
     """
 
-    def __init__(self, buffers: Mapping[int, Handled]) -> None:
+    def __init__(
+        self,
+        buffers: Mapping[int, Handled],
+        ops: npt.NDArray[np.int32] | None = None,
+    ) -> None:
+        """`ops` are the server's op numbers by ours, where they differ."""
         self._buffers = buffers
+        self._ops = ops
         self._mask = secrets.randbits(63) << 1 | 1
         self._known: dict[int, tuple[bytes, bytes]] = {}
 
@@ -147,7 +153,7 @@ class Records:
             buffer=buffer.handle if buffer else 0,
             ne=tensor.ne,
             nb=_narrow(tensor.nb),
-            op=tensor.op,
+            op=tensor.op if self._ops is None else int(self._ops[tensor.op]),
             op_params=tensor.op_params,
             flags=tensor.flags,
             view_src=tensor.view_src ^ self._mask if tensor.view_src else 0,
@@ -187,6 +193,8 @@ class Records:
         records["nb"] = np.minimum(tensors["nb"], U32_MAX)
         for name in ("type", "ne", "op", "op_params", "flags", "view_offs"):
             records[name] = tensors[name]
+        if self._ops is not None:
+            records["op"] = self._ops[tensors["op"]]
         names = np.array(tensors["name"], "S64").view(np.uint8).reshape(-1, 64)
         # ggml leaves what an earlier, longer name had behind the NUL.
         names *= np.logical_and.accumulate(names != 0, axis=1)

@@ -12,14 +12,16 @@ from longwire.client.buffer import Session
 from longwire.client.connection import Connection, Deadlines
 from longwire.client.device import RemoteDevice
 from longwire.errors import LongwireError, RemoteFailure
+from longwire.native.compute import op_names
 from longwire.native.engine import NativeEngine, load_engine
 from longwire.native.plugin import Registry
 from longwire.native.profiles import DEFAULT_ENGINE
 from longwire.transport.endpoint import Endpoint, parse_endpoints
 from longwire.wire import messages as m
 from longwire.wire.constants import Command
+from longwire.wire.lx import MAX_ANSWER, LxDevice
 
-__all__ = ["close", "connect", "try_connect"]
+__all__ = ["close", "connect", "release", "try_connect"]
 
 _log = logging.getLogger("longwire.client")
 
@@ -39,7 +41,7 @@ def connect(
 ) -> list[RemoteDevice]:
     """Connect to endpoints ("host:port,...") and return all their devices.
 
-    The devices are for `Engine(devices=...)` of the same `engine`. An endpoint
+    The devices are for `Engine(rpc=...)` of the same `engine`. An endpoint
     that is connected already is not connected again; one whose connection
     failed is, and its devices come back to life.
 
@@ -50,16 +52,12 @@ def connect(
         VersionMismatch: an endpoint speaks another protocol.
         NativeError: the engine cannot be loaded.
     """
-    if isinstance(endpoints, str):
-        endpoints = parse_endpoints(endpoints)
-    wanted = list(endpoints)
-    joined = {e for e in wanted if _is_connected(engine, e)}
-    results = try_connect(wanted, engine=engine, deadlines=deadlines)
+    results = try_connect(endpoints, engine=engine, deadlines=deadlines)
     devices = [d for r in results.values() if isinstance(r, list) for d in r]
     for result in results.values():
         if isinstance(result, LongwireError):
             # A C++ server serves nobody else while it is connected.
-            close(d for d in devices if d.endpoint not in joined)
+            close(devices)
             raise result
     return devices
 
@@ -87,16 +85,32 @@ def try_connect(
             opened = dict(
                 zip(fresh, pool.map(lambda e: _open(e, limits), fresh), strict=True)
             )
-        return {e: _settle(native, engine, e, opened.get(e)) for e in wanted}
+        found = {e: _settle(native, engine, e, opened.get(e)) for e in wanted}
+        for devices in found.values():
+            if isinstance(devices, list):
+                devices[0].connection.users += 1
+        return found
 
 
 def close(devices: Iterable[RemoteDevice]) -> None:
-    """Leave the servers of these devices; models that use them stop working."""
-    for connection in {device.connection for device in devices}:
-        connection.close()
+    """Leave the servers of these devices, once for each `connect` to them.
+
+    A connection that somebody else has connected to as well stays open.
+    """
+    release(dict.fromkeys(device.connection for device in devices))
 
 
-Opened = tuple[Connection, int] | LongwireError
+def release(connections: Iterable[Connection]) -> None:
+    """`close` for those who may hold connections that were replaced since."""
+    for connection in connections:
+        with _lock:
+            connection.users -= 1
+            unused = connection.users <= 0
+        if unused:
+            connection.close()
+
+
+Opened = tuple[Connection, list[LxDevice | None]] | LongwireError
 
 
 def _is_connected(engine: str, endpoint: Endpoint) -> bool:
@@ -113,9 +127,16 @@ def _open(endpoint: Endpoint, deadlines: Deadlines) -> Opened:
             raise RemoteFailure(
                 str(endpoint), "DEVICE_COUNT", f"offers {count} devices"
             )
-        return connection, count
+        return connection, [_describe(connection, i) for i in range(count)]
     except LongwireError as error:
         return error
+
+
+def _describe(connection: Connection, index: int) -> LxDevice | None:
+    if connection.server is None:
+        return None
+    body = m.U32.pack(index)
+    return LxDevice.decode(connection.ask_sized(Command.LX_DEVICE, body, MAX_ANSWER))
 
 
 def _settle(
@@ -128,16 +149,18 @@ def _settle(
         return known
     if isinstance(opened, LongwireError):
         return opened
-    connection, count = opened
-    session = Session(connection)
+    connection, infos = opened
+    count = len(infos)
+    session = Session(connection, op_names(native))
     devices = list(known or ())[:count]
     # ggml never forgets a device: one that was here before gets its place back.
-    for device in devices:
-        device.attach(session)
-    registry = Registry(native)
+    for device, info in zip(devices, infos, strict=False):
+        device.attach(session, info)
+    registry = Registry(native) if len(devices) < count else None
     for index in range(len(devices), count):
+        assert registry is not None
         name = f"RPC{next(_numbers)}"
-        devices.append(RemoteDevice(registry, name, index, session))
+        devices.append(RemoteDevice(registry, name, index, session, infos[index]))
     _devices[(engine, endpoint)] = devices
     _log.info(
         "%s: protocol %s, %d device(s)", endpoint, connection.dialect.version, count

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longwire.client import remote
+from longwire.client.connection import Connection
 from longwire.client.device import RemoteDevice
 from longwire.errors import CallFailed, RemoteError, UsageError
 from longwire.host.generation import Generation
@@ -29,7 +30,10 @@ __all__ = ["ON_FAILURE", "DeviceReport", "Engine"]
 _log = logging.getLogger("longwire.host")
 
 ON_FAILURE = ("fail", "resume")
-"""What a generation may do when a worker is lost."""
+"""What to do when a worker is lost."""
+
+_LAYOUTS = 8
+"""Layouts in a row that may fail before an engine gives up."""
 
 
 class Engine:
@@ -59,6 +63,7 @@ class Engine:
         n_ubatch: int = 512,
         n_threads: int | None = None,
         exact: bool = False,
+        flash_attention: str = "auto",
         spares: str = "",
         on_failure: str = "fail",
         on_progress: Callable[[float], None] | None = None,
@@ -97,20 +102,26 @@ class Engine:
             n_ubatch=min(n_ubatch, n_batch),
             n_threads=n_threads or max(1, (os.cpu_count() or 1) // 2),
             exact=exact,
+            flash_attention=flash_attention,
         )
         self._native = load_engine(engine)
         self._loaded: LoadedModel | None = None
-        self._owned: list[RemoteDevice] = []
+        self._joined: list[Connection] = []
+        """Connections to leave at the end."""
         if isinstance(rpc, str):
-            self._owned = remote.connect(rpc, engine=engine)
-            rpc = self._owned
+            rpc = remote.connect(rpc, engine=engine) if rpc else []
+            self._joined = _connections(rpc)
+        self._endpoints = list(dict.fromkeys(device.endpoint for device in rpc))
+        self.n_past = 0
+        """Tokens in the context."""
         try:
-            self._loaded = LoadedModel(self._native, self._layout, rpc, on_progress)
+            try:
+                self._loaded = LoadedModel(self._native, self._layout, rpc, on_progress)
+            except RemoteError as error:
+                self.recover(error)
         except BaseException:
             self.close()
             raise
-        self.n_past = 0
-        """Tokens in the context."""
 
     def __enter__(self) -> Engine:
         return self
@@ -123,8 +134,8 @@ class Engine:
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
             loaded.close()
-        owned, self._owned = self._owned, []
-        remote.close(owned)
+        joined, self._joined = self._joined, []
+        remote.release(joined)
 
     def recover(self, error: RemoteError) -> None:
         """Lay the model out again over the workers that still answer.
@@ -139,29 +150,42 @@ class Engine:
         """
         if not self._resumes:
             raise error
-        started = time.perf_counter()
-        known = [device.endpoint for device in self.remote_devices]
-        loaded, self._loaded = self.loaded, None
-        loaded.close()
-        found = remote.try_connect([*known, *self._spares], engine=self._engine)
-        devices = [
-            d for group in found.values() if isinstance(group, list) for d in group
-        ]
-        kept = set(loaded.remote_devices) - set(self._owned)
-        self._owned = [device for device in devices if device not in kept]
+        for _ in range(_LAYOUTS):
+            started = time.perf_counter()
+            try:
+                living = self._lay_out_again()
+            except RemoteError as another:
+                _log.warning("%s; and %s", error, another)
+                error = another
+                continue
+            _log.warning(
+                "%s; laid out again over %s in %.1f s",
+                error,
+                ", ".join(living) or "this machine alone",
+                time.perf_counter() - started,
+            )
+            return
+        raise error
+
+    def _lay_out_again(self) -> list[str]:
+        """Load over all workers and spares that answer; returns their endpoints."""
+        before = [] if self._loaded is None else self._loaded.remote_devices
+        if self._loaded is not None:
+            loaded, self._loaded = self._loaded, None
+            loaded.close()
+        found = remote.try_connect(
+            [*self._endpoints, *self._spares], engine=self._engine
+        )
+        devices = [d for r in found.values() if isinstance(r, list) for d in r]
+        joined, self._joined = self._joined, _connections(devices)
+        remote.release(joined)
         layout = self._layout
-        if len(devices) != len(loaded.remote_devices):
-            # Shares were given for devices that are no longer all there.
+        if devices != before:
+            # Names and shares were given for devices that are not all there.
             layout = replace(layout, tensor_split=(), devices=None)
         self._loaded = LoadedModel(self._native, layout, devices)
         self.n_past = 0
-        _log.warning(
-            "%s; laid out again over %s in %.1f s",
-            error,
-            ", ".join(str(e) for e, g in found.items() if isinstance(g, list))
-            or "this machine alone",
-            time.perf_counter() - started,
-        )
+        return [str(e) for e, result in found.items() if isinstance(result, list)]
 
     @property
     def loaded(self) -> LoadedModel:
@@ -202,7 +226,7 @@ class Engine:
         """
         if not self.model.has_vocabulary:
             raise UsageError(
-                "the model has no vocabulary; give token numbers (--prompt-tokens)"
+                "the model has no vocabulary; give token numbers instead of text"
             )
         return self.model.tokenize(text, add_special)
 
@@ -231,26 +255,27 @@ class Engine:
             RemoteError: a worker failed. The engine is of no more use.
             CallFailed: llama.cpp failed by itself.
         """
-        self._admit(tokens)
+        self._admit(tokens, self.n_past)
         for at in range(0, len(tokens), self._layout.n_batch):
-            status = self.context.decode(tokens[at : at + self._layout.n_batch])
+            batch = tokens[at : at + self._layout.n_batch]
+            status = self.context.decode(batch)
             if status != 0:
                 self.check()
                 raise CallFailed("llama_decode", f"status {status}")
+            self.n_past += len(batch)
         try:
             logits = self.context.logits()
         finally:
             self.check()
-        self.n_past += len(tokens)
         return logits
 
-    def _admit(self, tokens: Sequence[int]) -> None:
+    def _admit(self, tokens: Sequence[int], n_past: int) -> None:
         if len(tokens) == 0:
             raise UsageError("the prompt is empty")
-        if self.n_past + len(tokens) > self.context.n_ctx:
+        if n_past + len(tokens) > self.context.n_ctx:
             raise UsageError(
-                f"{self.n_past} + {len(tokens)} tokens do not fit the context "
-                f"of {self.context.n_ctx}; raise it with -c"
+                f"{n_past} + {len(tokens)} tokens do not fit the context "
+                f"of {self.context.n_ctx}; ask for a larger one (n_ctx, -c)"
             )
         n_vocab = self.model.n_vocab
         for token in tokens:
@@ -274,6 +299,7 @@ class Engine:
             UsageError: a prompt that is empty or too long.
         """
         tokens = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        self._admit(tokens, n_past=0)
         return Generation(self, tokens, max_tokens, sampling or Sampling(), stop_at_end)
 
     def greedy(self) -> int:
@@ -302,3 +328,7 @@ class Engine:
         finally:
             self.check()
         self.n_past = int.from_bytes(state[:8], "little")
+
+
+def _connections(devices: Sequence[RemoteDevice]) -> list[Connection]:
+    return list(dict.fromkeys(device.connection for device in devices))

@@ -22,7 +22,7 @@ __all__ = ["Generation", "Phase", "Token"]
 _log = logging.getLogger("longwire.host")
 
 _RESUMES = 8
-"""Layouts in a row that may fail before a generation gives up."""
+"""Replays in a row that may fail before a generation gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +134,13 @@ class Generation:
 
     def _resume(self, error: RemoteError) -> None:
         for _ in range(_RESUMES):
-            self._engine.recover(error)
-            started = time.perf_counter()
             try:
+                self._engine.recover(error)
+                started = time.perf_counter()
                 self._replay()
             except RemoteError as another:
+                if another is error:
+                    raise
                 error = another
                 continue
             _log.warning(

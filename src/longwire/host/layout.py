@@ -11,7 +11,13 @@ from longwire.errors import CallFailed, UsageError
 from longwire.native.abi import DeviceType
 from longwire.native.compute import list_devices
 from longwire.native.engine import NativeEngine
-from longwire.native.model import SPLIT_MODES, NativeContext, NativeModel, Placement
+from longwire.native.model import (
+    FLASH_ATTENTION,
+    SPLIT_MODES,
+    NativeContext,
+    NativeModel,
+    Placement,
+)
 
 __all__ = ["DeviceReport", "Layout", "LoadedModel"]
 
@@ -43,6 +49,7 @@ class Layout:
     n_ubatch: int
     n_threads: int
     exact: bool
+    flash_attention: str
 
     def __post_init__(self) -> None:
         if not self.model.is_file():
@@ -50,6 +57,12 @@ class Layout:
         if self.split_mode not in SPLIT_MODES:
             known = ", ".join(SPLIT_MODES)
             raise UsageError(f"split mode {self.split_mode!r} is not one of {known}")
+        if self.flash_attention not in FLASH_ATTENTION:
+            known = ", ".join(FLASH_ATTENTION)
+            given = self.flash_attention
+            raise UsageError(f"flash attention {given!r} is not one of {known}")
+        if self.split_mode == "tensor" and self.flash_attention == "off":
+            raise UsageError("split mode 'tensor' needs flash attention")
 
 
 class LoadedModel:
@@ -79,11 +92,14 @@ class LoadedModel:
             with self.placement.watching():
                 self._load(layout)
             self.check()
-        except CallFailed:
+        except CallFailed as error:
             self.close()
             # The reason is usually a worker's.
             self.check()
-            raise
+            reason = self.placement.error
+            if not reason:
+                raise
+            raise CallFailed(error.function, f"{error.status}: {reason}") from error
         except BaseException:
             self.close()
             raise
@@ -129,7 +145,7 @@ class LoadedModel:
             n_batch=layout.n_batch,
             n_ubatch=layout.n_ubatch,
             n_threads=layout.n_threads,
-            flash_attention=layout.split_mode == "tensor",
+            flash_attention=layout.flash_attention,
         )
 
     def _choose(self, names: Sequence[str] | None) -> list[int]:

@@ -26,8 +26,8 @@ class Sampling:
     seed: int = _RANDOM_SEED
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise UsageError(f"temperature {self.temperature} is below 0")
+        if not 0 <= self.temperature < float("inf"):
+            raise UsageError(f"temperature {self.temperature} is not 0 or above")
         if not 0 < self.top_p <= 1:
             raise UsageError(f"top-p {self.top_p} is not between 0 and 1")
         if not 0 <= self.seed <= _RANDOM_SEED:

@@ -7,6 +7,7 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -136,12 +137,25 @@ class ListeningProcess:
 
 
 class LocalWorker(ListeningProcess):
-    """One `longwire serve` on a free loopback port; `options` are `serve`'s."""
+    """One `longwire serve` on a free loopback port; `options` are `serve`'s.
 
-    def __init__(
-        self, *options: str, stderr: int | IO[str] | None = subprocess.DEVNULL
-    ) -> None:
-        super().__init__("longwire", "serve", "-p", "0", *options, stderr=stderr)
+    Its log goes nowhere unless `stderr` says where; should it not start, the
+    log's last line is in the error.
+    """
+
+    def __init__(self, *options: str, stderr: int | IO[str] | None = -1) -> None:
+        # Whoever closes a worker wants it gone, with its clients.
+        serve = ("longwire", "serve", "-p", "0", "--drain-timeout", "0", *options)
+        if stderr != -1:
+            super().__init__(*serve, stderr=stderr)
+            return
+        with tempfile.TemporaryFile("w+") as log:
+            try:
+                super().__init__(*serve, stderr=log)
+            except NativeError as error:
+                log.seek(0)
+                last = [line for line in log.read().split("\n") if line.strip()][-1:]
+                raise NativeError(f"a worker did not start: {''.join(last)}") from error
 
 
 @contextlib.contextmanager

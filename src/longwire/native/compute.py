@@ -13,6 +13,7 @@ from longwire.errors import CallFailed, UsageError
 from longwire.native.abi import GGML_TENSOR, DeviceType, Status
 from longwire.native.engine import NativeEngine
 from longwire.native.memory import view
+from longwire.wire.constants import OP_COUNT
 
 __all__ = ["ComputeDevice", "NativeBuffer", "list_devices", "select_devices"]
 
@@ -127,6 +128,13 @@ class ComputeDevice:
             tensor.ctypes.data, value, offset, size
         )
 
+    def supports_op(self, op: npt.NDArray[Any]) -> bool:
+        """Whether the device can do an op (one linked `GGML_TENSOR` record)."""
+        ok: bool = self.engine.library.ggml_backend_dev_supports_op(
+            self.address, op.ctypes.data
+        )
+        return ok
+
     def copy_tensor(self, src: npt.NDArray[Any], dst: npt.NDArray[Any]) -> bool:
         """Copy between two tensors; False where the device cannot."""
         ok: bool = self.engine.library.ggml_backend_buffer_copy_tensor(
@@ -205,6 +213,12 @@ def select_devices(engine: NativeEngine, names: list[str]) -> list[ComputeDevice
         known = ", ".join(d.name for d in devices)
         raise UsageError(f"no device named {missing[0]!r}; this engine has: {known}")
     return [by_name[name.lower()] for name in names]
+
+
+def op_names(engine: NativeEngine) -> tuple[str, ...]:
+    """The engine's op names by number."""
+    name = engine.library.ggml_op_name
+    return tuple(name(number).decode() for number in range(OP_COUNT))
 
 
 def tensor_record() -> npt.NDArray[Any]:

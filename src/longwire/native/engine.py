@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from longwire.errors import AbiMismatch
 from longwire.native.check import check_profile
+from longwire.native.guard import callback, defer_interrupts
 from longwire.native.library import AbortCallback, Library, LogCallback
 from longwire.native.llama import declare_llama
 from longwire.native.profiles import Profile, locate
@@ -45,6 +46,7 @@ def load_engine(engine: str) -> NativeEngine:
         LibraryNotFound: there is none.
         AbiMismatch: it is not one of the builds we know.
     """
+    defer_interrupts()
     with _lock:
         if engine not in _loaded:
             _loaded[engine] = _load(engine)
@@ -77,10 +79,10 @@ def _load(engine: str) -> NativeEngine:
 def on_abort(engine: NativeEngine, last_words: Callable[[str], None]) -> None:
     """Have `last_words` called with ggml's message before it aborts the process."""
 
-    def callback(message: bytes | None) -> None:
+    def speak(message: bytes | None) -> None:
         last_words((message or b"").decode("utf-8", "replace").strip())
 
-    thunk = AbortCallback(callback)
+    thunk = AbortCallback(callback(speak))
     _thunks.append(thunk)
     engine.library.ggml_set_abort_callback(C.cast(thunk, C.c_void_p))
 
@@ -93,8 +95,9 @@ _thunks: list[object] = []
 """Callbacks that C may call until the process ends."""
 
 
-log_listeners: list[Callable[[str], None]] = []
-"""Called with each line of an engine's log, of any level."""
+log_listeners: list[Callable[[int, str], None]] = []
+"""Called with level and text of each line of an engine's log, on the thread that
+made it."""
 
 _last_level = logging.DEBUG
 
@@ -105,9 +108,9 @@ def _on_log(level: int, text: bytes | None, _data: int | None) -> None:
     _last_level = _LEVELS.get(level, _last_level)
     line = (text or b"").decode("utf-8", "replace").rstrip("\n")
     for listener in log_listeners:
-        listener(line)
+        listener(_last_level, line)
     if line.strip(". "):
         _log.log(_last_level, "%s", line)
 
 
-_log_callback = LogCallback(_on_log)
+_log_callback = LogCallback(callback(_on_log))

@@ -12,7 +12,14 @@ from typing import Any
 
 from longwire.native.abi import P, S, Status
 
-__all__ = ["constant", "defer_interrupts", "install", "log_failure"]
+__all__ = [
+    "callback",
+    "constant",
+    "defer_interrupts",
+    "install",
+    "log_failure",
+    "raise_kept",
+]
 
 _log = logging.getLogger("longwire.client")
 
@@ -66,10 +73,29 @@ def log_failure(error: BaseException) -> None:
     _log.error("a call from ggml failed", exc_info=error)
 
 
+def callback(function: Callable[..., Any], failure: Any = None) -> Callable[..., Any]:
+    """A function for C to call that belongs to no device.
+
+    What it raises is kept for `raise_kept`, and C gets `failure`.
+    """
+    return _guarded(function, failure, _kept_errors.append)
+
+
+def raise_kept() -> None:
+    """Raise what a `callback` raised during the native call that just returned."""
+    if _kept_errors:
+        error = _kept_errors[0]
+        _kept_errors.clear()
+        raise error
+
+
+_kept_errors: list[BaseException] = []
+
+
 def _guarded(
     function: Callable[..., Any], failure: Any, failed: Failed
 ) -> Callable[..., Any]:
-    if function.__code__ is _CONSTANT:
+    if getattr(function, "__code__", None) is _CONSTANT:
         return function
 
     def guarded(*arguments: Any) -> Any:

@@ -22,8 +22,6 @@ copy = C.memmove
 fill = C.memset
 """`fill(address, value, size)`."""
 
-_POINTER = C.POINTER(C.c_char)
-
 
 def view(address: int, size: int) -> memoryview:
     """The `size` bytes at `address` as a writable view; the caller keeps them alive."""

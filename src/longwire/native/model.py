@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes as C
+import logging
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,16 +18,27 @@ import numpy.typing as npt
 from longwire.errors import CallFailed, UsageError
 from longwire.native.abi import P
 from longwire.native.engine import NativeEngine, log_listeners
+from longwire.native.guard import callback, raise_kept
 from longwire.native.llama import ChatMessage, ProgressCallback, SamplerChainParams
 from longwire.native.memory import array_at
+from longwire.native.plugin import device_array
 
-__all__ = ["NativeContext", "NativeModel", "NativeSampler", "Placement", "SPLIT_MODES"]
+__all__ = [
+    "FLASH_ATTENTION",
+    "SPLIT_MODES",
+    "NativeContext",
+    "NativeModel",
+    "NativeSampler",
+    "Placement",
+]
 
 SPLIT_MODES = {"none": 0, "layer": 1, "tensor": 3}
 """`enum llama_split_mode`; row mode needs buffers that remote devices lack."""
 
 _NO_VOCABULARY = 0
-_FLASH_ATTENTION_ON = 1
+
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+"""`enum llama_flash_attn_type`."""
 
 
 class Placement:
@@ -44,9 +57,16 @@ class Placement:
         self.layers: dict[str, set[int]] = {}
         self.sizes: dict[str, int] = {}
         """Bytes per buffer type name."""
+        self.error = ""
+        """The last error llama.cpp logged: why a load failed."""
+        self._thread = 0
 
-    def read(self, line: str) -> None:
-        """Take one log line."""
+    def read(self, level: int, line: str) -> None:
+        """Take one log line, if this thread's load made it."""
+        if threading.get_ident() != self._thread:
+            return
+        if level >= logging.ERROR:
+            self.error = line.strip()
         if self._META in line:
             # A tensor split's stand-in for several devices, which say it again.
             return
@@ -62,6 +82,7 @@ class Placement:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Read the engine's log while the body runs."""
+        self._thread = threading.get_ident()
         log_listeners.append(self.read)
         try:
             yield
@@ -95,20 +116,13 @@ class NativeModel:
         library = engine.library
         self.engine = engine
         self._library = library
-        array = (P * (len(devices) + 1))(*devices, None)
+        array = device_array(devices)
         split = (C.c_float * max(len(tensor_split), library.llama_max_devices()))(
             *tensor_split
         )
-        raised: list[BaseException] = []
-
-        def guarded(share: float, _data: int | None) -> bool:
-            try:
-                return on_progress(share)
-            except BaseException as error:
-                raised.append(error)
-                return False
-
-        progress = ProgressCallback(guarded)
+        progress = ProgressCallback(
+            callback(lambda share, _data: on_progress(share), False)
+        )
         params = library.llama_model_default_params()
         params.devices = C.addressof(array)
         params.n_gpu_layers = n_gpu_layers
@@ -119,9 +133,11 @@ class NativeModel:
         self._pointer: int | None = library.llama_model_load_from_file(
             os.fsencode(path), params
         )
-        if raised:
+        try:
+            raise_kept()
+        except BaseException:
             self.close()
-            raise raised[0]
+            raise
         if not self._pointer:
             raise CallFailed("llama_model_load_from_file", f"cannot load {path}")
         self._vocab: int = library.llama_model_get_vocab(self._pointer)
@@ -164,7 +180,10 @@ class NativeModel:
 
     def tokenize(self, text: str, add_special: bool = True) -> list[int]:
         """Tokens of a text; control tokens written out in it are understood."""
-        raw = text.encode()
+        try:
+            raw = text.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError("the prompt is not valid UTF-8 text") from error
         room = len(raw) + 16
         tokens = (C.c_int32 * room)()
         n = self._library.llama_tokenize(
@@ -199,7 +218,7 @@ class NativeModel:
         """
         template = self._library.llama_model_chat_template(self.pointer, None)
         if template is None:
-            raise UsageError("the model has no chat template; leave --chat out")
+            raise UsageError("the model has no chat template")
         array = (ChatMessage * len(messages))(
             *[ChatMessage(role.encode(), text.encode()) for role, text in messages]
         )
@@ -227,7 +246,7 @@ class NativeContext:
         n_batch: int,
         n_ubatch: int,
         n_threads: int,
-        flash_attention: bool,
+        flash_attention: str,
     ) -> None:
         """Raises: CallFailed: no memory, or settings the model cannot take."""
         library = model.engine.library
@@ -238,9 +257,13 @@ class NativeContext:
         params.n_batch = n_batch
         params.n_ubatch = n_ubatch
         params.n_threads = params.n_threads_batch = n_threads
-        if flash_attention:
-            params.flash_attn_type = _FLASH_ATTENTION_ON
+        params.flash_attn_type = FLASH_ATTENTION[flash_attention]
         self._pointer: int | None = library.llama_init_from_model(model.pointer, params)
+        try:
+            raise_kept()
+        except BaseException:
+            self.close()
+            raise
         if not self._pointer:
             raise CallFailed("llama_init_from_model", "cannot create a context")
         self.n_ctx = int(library.llama_n_ctx(self._pointer))
@@ -264,7 +287,9 @@ class NativeContext:
         """Append tokens to the sequence; returns llama.cpp's status, 0 is good."""
         array = (C.c_int32 * len(tokens))(*tokens)
         batch = self._library.llama_batch_get_one(C.addressof(array), len(tokens))
-        return int(self._library.llama_decode(self.pointer, batch))
+        status = int(self._library.llama_decode(self.pointer, batch))
+        raise_kept()
+        return status
 
     def logits(self) -> npt.NDArray[Any]:
         """The last token's logits, `n_vocab` f32, valid until the next `decode`."""

@@ -15,6 +15,9 @@ Bytes = bytes | bytearray | memoryview
 _BUFFER = 256 * 1024
 """Small messages of many steps fit; bulk data bypasses the buffer."""
 
+_SMALL = 4096
+"""Receiving this little in place would cost a call for each; copying is cheaper."""
+
 _MAX_PIECES = 512
 """Linux refuses a `sendmsg` of more than 1024 pieces."""
 
@@ -52,6 +55,17 @@ class Stream:
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
+        self.taken = 0
+        """Bytes handed out so far."""
+        self.received = 0
+        """Bytes that have come so far; for another thread to watch, as `waiting`."""
+        self.waiting = False
+        """Inside of a call that receives."""
+
+    @property
+    def buffered(self) -> int:
+        """Bytes that have come and are not handed out."""
+        return self._end - self._start
 
     def set_deadline(self, timeout_s: float | None) -> None:
         """Let every later call fail with `TimeoutError` after so long a silence."""
@@ -82,6 +96,7 @@ class Stream:
             body = memoryview(bytearray(size))
             self.take_into(body)
             return body
+        self.taken += size
         while self._end - self._start < size:
             self._fill(size)
         start = self._start
@@ -95,14 +110,27 @@ class Stream:
             EOFError: the peer closed the stream first.
             OSError: the stream broke.
         """
+        if len(target) <= min(_SMALL, _BUFFER):
+            target[:] = self.take(len(target))
+            return
+        self.taken += len(target)
         at = min(len(target), self._end - self._start)
         target[:at] = self._view[self._start : self._start + at]
         self._start += at
         while at < len(target):
-            received = self._sock.recv_into(target[at : at + _MAX_CALL])
-            if received == 0:
-                raise EOFError("the peer closed the connection")
-            at += received
+            at += self._receive(target[at : at + _MAX_CALL])
+
+    def skip(self, size: int) -> None:
+        """Receive `size` bytes and forget them.
+
+        Raises:
+            EOFError: the peer closed the stream first.
+            OSError: the stream broke.
+        """
+        while size > 0:
+            part = min(size, _BUFFER)
+            self.take(part)
+            size -= part
 
     def close(self) -> None:
         """Shut the socket down and close it; idempotent."""
@@ -118,10 +146,16 @@ class Stream:
             rest = bytes(self._view[self._start : self._end])
             self._view[: len(rest)] = rest
             self._start, self._end = 0, len(rest)
-        received = self._sock.recv_into(self._view[self._end :])
+        self._end += self._receive(self._view[self._end :])
+
+    def _receive(self, target: memoryview) -> int:
+        self.waiting = True
+        received = self._sock.recv_into(target)
+        self.waiting = False
         if received == 0:
             raise EOFError("the peer closed the connection")
-        self._end += received
+        self.received += received
+        return received
 
 
 def _capped(pieces: list[memoryview]) -> list[memoryview]:

@@ -13,6 +13,8 @@ __all__ = [
     "DEFAULT_PORT",
     "GRAPH_CACHE_MAX",
     "HASH_THRESHOLD",
+    "LX_OFFERS",
+    "LX_VERSION",
     "MAX_GRAPH_NODES",
     "MAX_GRAPH_TENSORS",
     "NO_LIMIT",
@@ -39,6 +41,12 @@ U64_MAX = 0xFFFF_FFFF_FFFF_FFFF
 NO_LIMIT = U64_MAX
 """GET_MAX_SIZE's way to say that a buffer may have any size."""
 
+LX_VERSION = 1
+"""What our server puts in the HELLO answer's padding byte."""
+
+LX_OFFERS = range(1, 16)
+"""Values of that byte which offer LX; all others are reserved and mean nothing."""
+
 MAX_GRAPH_NODES = 1 << 17
 MAX_GRAPH_TENSORS = 1 << 18
 """llama.cpp's largest graphs hold some ten thousand nodes; ten times that
@@ -52,7 +60,7 @@ POINTER_OPS = frozenset({92, 93, 94, 95})
 
 
 class Command(IntEnum):
-    """A request's first byte. 0x80 and up are kept for the LX dialect."""
+    """A request's first byte. 0x80 and up are the LX dialect's."""
 
     ALLOC_BUFFER = 0x00
     GET_ALIGNMENT = 0x01
@@ -77,3 +85,8 @@ class Command(IntEnum):
     COMM_INIT = 0x14
     COMM_ALLREDUCE = 0x15
     COMM_FREE = 0x16
+
+    LX_START = 0x80
+    LX_DEVICE = 0x81
+    LX_SUPPORTS_OPS = 0x82
+    LX_PING = 0x83

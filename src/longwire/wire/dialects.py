@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from longwire.wire.constants import (
     MAX_GRAPH_NODES,
@@ -13,7 +13,16 @@ from longwire.wire.constants import (
 )
 from longwire.wire.tensors import TENSOR_SIZE
 
-__all__ = ["DIALECTS", "Dialect", "Shape", "V7", "V8"]
+__all__ = [
+    "DIALECTS",
+    "LX_OFFER",
+    "LX_SHAPES",
+    "MAX_SUPPORT_QUERIES",
+    "Dialect",
+    "Shape",
+    "V7",
+    "V8",
+]
 
 ANY = -1
 """An answer whose size follows from the request (GET_TENSOR)."""
@@ -41,6 +50,8 @@ class Dialect:
     shapes: Mapping[int, Shape]
     graph_uid: bool
     """Graphs carry a uid and are kept by it (protocol 8)."""
+    lx: bool = False
+    """Answers may be errors, and the LX commands are known."""
 
     @property
     def version(self) -> str:
@@ -49,6 +60,14 @@ class Dialect:
     def has(self, command: Command) -> bool:
         """Whether this dialect knows the command."""
         return command in self.shapes
+
+    def offering_lx(self) -> Dialect:
+        """This dialect, and the one command that starts LX."""
+        return replace(self, shapes={**self.shapes, **LX_OFFER})
+
+    def with_lx(self) -> Dialect:
+        """This dialect once LX has started."""
+        return replace(self, shapes={**self.shapes, **LX_SHAPES}, lx=True)
 
 
 def _fixed(size: int, answer: int | None, drains: bool = False) -> Shape:
@@ -106,6 +125,17 @@ V8 = Dialect(
     },
     graph_uid=True,
 )
+
+MAX_SUPPORT_QUERIES = 1024
+"""Ops per LX_SUPPORTS_OPS: more than a graph has kinds of, and below 4 MiB."""
+
+LX_OFFER: Mapping[int, Shape] = {_C.LX_START: _fixed(4, ANY)}
+
+LX_SHAPES: Mapping[int, Shape] = {
+    _C.LX_DEVICE: _fixed(4, ANY),
+    _C.LX_SUPPORTS_OPS: Shape(8, 8 + 11 * _T * MAX_SUPPORT_QUERIES, ANY),
+    _C.LX_PING: _fixed(0, 0),
+}
 
 DIALECTS = {7: V7, 8: V8}
 """By major version, which is all that `serve --protocol` and HELLO choose by."""

@@ -1,0 +1,91 @@
+"""Which ops a remote device can do: asked once per kind of op, then remembered.
+
+A server that speaks LX knows; of any other everything is believed. ggml's
+scheduler asks about every node of every new graph, so questions are told apart
+by what a device's answer can depend on, not by exact shapes: a growing KV cache
+must not bring new ones each step.
+"""
+
+from __future__ import annotations
+
+from longwire.client.connection import Connection
+from longwire.client.records import NativeTensor, Records
+from longwire.wire.constants import Command
+from longwire.wire.lx import SupportsOps
+from longwire.wire.tensors import NULL_TENSOR
+
+__all__ = ["OpSupport"]
+
+_LAYOUT_OPS = frozenset({0, 36, 37, 38, 39})
+"""NONE, RESHAPE, VIEW, PERMUTE, TRANSPOSE: there is nothing to do in them."""
+
+_ALIGNMENT = 256
+"""Kernels want sizes that are multiples of a power of two up to this one."""
+
+Kind = tuple[object, ...]
+Sizes = tuple[int, ...]
+
+
+class OpSupport:
+    """One device's answers."""
+
+    def __init__(self, connection: Connection, records: Records, device: int) -> None:
+        self._connection = connection
+        self._records = records
+        self._device = device
+        self._known: dict[Kind, dict[Sizes, bool]] = {}
+        self.asked = 0
+        """Questions that went over the wire."""
+
+    def supports(self, op: NativeTensor, sources: list[NativeTensor | None]) -> bool:
+        """Whether the device can do `op` with these ten sources.
+
+        Raises:
+            RemoteError: the device could not be asked.
+        """
+        if op.op in _LAYOUT_OPS:
+            return True
+        tensors = [op, *(source for source in sources if source)]
+        kind = (op.op, op.op_params, *map(_kind, tensors))
+        sizes = tuple(size for tensor in tensors for size in map(_size, tensor.ne))
+        answers = self._known.setdefault(kind, {})
+        known = _known(answers, sizes)
+        if known is None:
+            known = answers[sizes] = self._ask(op, sources)
+        return known
+
+    def _ask(self, op: NativeTensor, sources: list[NativeTensor | None]) -> bool:
+        self.asked += 1
+        encode = self._records.encode
+        records = [encode(op), *(encode(s) if s else NULL_TENSOR for s in sources)]
+        body = SupportsOps(self._device, (b"".join(records),)).encode()
+        return self._connection.ask_sized(Command.LX_SUPPORTS_OPS, body, 1) == b"\1"
+
+
+def _known(answers: dict[Sizes, bool], sizes: Sizes) -> bool | None:
+    """What larger and smaller ones of the same kind say, if they say anything.
+
+    What a device can do for large tensors it can do for small ones, and what it
+    cannot do for small ones it cannot for large ones.
+    """
+    for known, answer in answers.items():
+        larger, smaller = (known, sizes) if answer else (sizes, known)
+        if all(a >= b for a, b in zip(larger, smaller, strict=True)):
+            return answer
+    return None
+
+
+def _size(n: int) -> int:
+    """Limits of kernels are powers of two; sizes between two of them are one."""
+    return max(n - 1, 0).bit_length()
+
+
+def _kind(tensor: NativeTensor) -> Kind:
+    ne, nb = tensor.ne, tensor.nb
+    return (
+        tensor.type,
+        nb[0],
+        nb[0] <= nb[1] <= nb[2] <= nb[3],
+        nb[1] * ne[1] == nb[2] and nb[2] * ne[2] == nb[3],
+        *(min(n & -n, _ALIGNMENT) for n in ne),
+    )

@@ -1,0 +1,167 @@
+"""The LX dialect's own messages: what the C++ protocol has no room for.
+
+PROTOCOL.md, "LX". Started by a client of ours on a server of ours; from then on
+an answer's length with its top bit set announces an error.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from longwire.errors import BadFrame, LimitExceeded
+from longwire.wire.dialects import MAX_SUPPORT_QUERIES
+from longwire.wire.messages import U32, Bytes
+from longwire.wire.tensors import TENSOR_SIZE
+
+__all__ = [
+    "ERROR_BIT",
+    "MAX_ANSWER",
+    "ErrorAnswer",
+    "LxDevice",
+    "LxStart",
+    "LxStartAnswer",
+    "QUERY_SIZE",
+    "SupportsOps",
+]
+
+ERROR_BIT = 1 << 63
+
+MAX_ANSWER = 1 << 16
+"""An LX answer of variable size is names and a sentence; this is plenty."""
+
+QUERY_SIZE = 11 * TENSOR_SIZE
+"""One op: its own record and those of its ten sources."""
+
+_ERROR = struct.Struct("<IH")
+_START = struct.Struct("<IHH")
+_DEVICE = struct.Struct("<IQQHH")
+_QUERY = struct.Struct("<II")
+
+
+def _text(body: Bytes, at: int, size: int) -> str:
+    return bytes(body[at : at + size]).decode("utf-8", "replace")
+
+
+class ErrorAnswer(NamedTuple):
+    """Why a command, or one before it that has no answer, was not done."""
+
+    code: int
+    name: str
+    sentence: str
+
+    def encode(self) -> bytes:
+        name, sentence = self.name.encode(), self.sentence.encode()
+        # A sentence may quote what a client sent; an answer has a limit.
+        sentence = sentence[: MAX_ANSWER - _ERROR.size - len(name)]
+        return _ERROR.pack(self.code, len(name)) + name + sentence
+
+    @classmethod
+    def decode(cls, body: Bytes) -> ErrorAnswer:
+        """Raises: BadFrame: shorter than it says."""
+        if len(body) < _ERROR.size:
+            raise BadFrame("error answer", len(body), f"at least {_ERROR.size}")
+        code, size = _ERROR.unpack_from(body)
+        start = _ERROR.size + size
+        if len(body) < start:
+            raise BadFrame("error answer", len(body), f"at least {start}")
+        return cls(code, _text(body, _ERROR.size, size), _text(body, start, len(body)))
+
+
+class LxStart(NamedTuple):
+    """Ask for LX, in the highest version the client knows."""
+
+    version: int
+
+    def encode(self) -> bytes:
+        return U32.pack(self.version)
+
+    @classmethod
+    def decode(cls, body: Bytes) -> LxStart:
+        return cls(*U32.unpack(body))
+
+
+class LxStartAnswer(NamedTuple):
+    """The version both speak, and what the server's numbers mean."""
+
+    version: int
+    engine: str
+    ops: tuple[str, ...]
+    """Op names by number: numbers drift between builds, names do not."""
+
+    def encode(self) -> bytes:
+        engine, ops = self.engine.encode(), "\n".join(self.ops).encode()
+        return _START.pack(self.version, len(engine), len(ops)) + engine + ops
+
+    @classmethod
+    def decode(cls, body: Bytes) -> LxStartAnswer:
+        """Raises: BadFrame: not the length it says."""
+        if len(body) < _START.size:
+            raise BadFrame("LX_START", len(body), f"at least {_START.size}")
+        version, engine, ops = _START.unpack_from(body)
+        if len(body) != _START.size + engine + ops:
+            expected = f"{_START.size + engine + ops}"
+            raise BadFrame("LX_START", len(body), expected)
+        names = _text(body, _START.size + engine, ops)
+        return cls(version, _text(body, _START.size, engine), tuple(names.split("\n")))
+
+
+class LxDevice(NamedTuple):
+    """A device as its own engine describes it."""
+
+    type: int
+    """`enum ggml_backend_dev_type`."""
+    free: int
+    total: int
+    name: str
+    description: str
+
+    def encode(self) -> bytes:
+        name, description = self.name.encode(), self.description.encode()
+        head = _DEVICE.pack(
+            self.type, self.free, self.total, len(name), len(description)
+        )
+        return head + name + description
+
+    @classmethod
+    def decode(cls, body: Bytes) -> LxDevice:
+        """Raises: BadFrame: not the length it says."""
+        if len(body) < _DEVICE.size:
+            raise BadFrame("LX_DEVICE", len(body), f"at least {_DEVICE.size}")
+        kind, free, total, name, description = _DEVICE.unpack_from(body)
+        if len(body) != _DEVICE.size + name + description:
+            expected = f"{_DEVICE.size + name + description}"
+            raise BadFrame("LX_DEVICE", len(body), expected)
+        at = _DEVICE.size + name
+        return cls(
+            kind,
+            free,
+            total,
+            _text(body, _DEVICE.size, name),
+            _text(body, at, description),
+        )
+
+
+class SupportsOps(NamedTuple):
+    """Ask which of some ops a device can do; the answer is a byte for each."""
+
+    device: int
+    queries: tuple[bytes, ...]
+    """Per op 11 records: its own and its sources', zeros for none."""
+
+    def encode(self) -> bytes:
+        head = _QUERY.pack(self.device, len(self.queries))
+        return head + b"".join(self.queries)
+
+    @classmethod
+    def decode(cls, body: Bytes) -> SupportsOps:
+        """Raises: BadFrame, LimitExceeded: not what the count says."""
+        device, count = _QUERY.unpack_from(body)
+        if count > MAX_SUPPORT_QUERIES:
+            name = "LX_SUPPORTS_OPS"
+            raise LimitExceeded(name, "op count", count, MAX_SUPPORT_QUERIES)
+        if len(body) != _QUERY.size + count * QUERY_SIZE:
+            expected = f"{_QUERY.size + count * QUERY_SIZE}"
+            raise BadFrame("LX_SUPPORTS_OPS", len(body), expected)
+        starts = range(_QUERY.size, len(body), QUERY_SIZE)
+        return cls(device, tuple(bytes(body[i : i + QUERY_SIZE]) for i in starts))
