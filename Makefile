@@ -21,7 +21,7 @@ demo: .venv/.demo-stamp
 	$(BIN)/longwire demo $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest $(ARGS)
+	LONGWIRE_PEERS=$(abspath $(PEERS)) $(BIN)/python -m pytest $(ARGS)
 
 fmt: setup
 	$(BIN)/ruff format .

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from longwire.bench.models import LlamaShape, make_llama
 from longwire.errors import UsageError
 from longwire.host.engine import Engine
 from longwire.host.sampling import Sampling
@@ -237,3 +238,19 @@ def test_exact_logits_are_what_greedy_takes(model: Path) -> None:
         logits = engine.eval(engine.tokenize(PROMPT))
         assert logits.dtype == np.float32 and len(logits) == engine.model.n_vocab
         assert engine.greedy() == int(np.argmax(logits))
+
+
+@pytest.mark.parametrize("protocol", ["7", "8"])
+def test_tensor_split_sums_through_the_client(
+    tmp_path: Path, worker: Worker, protocol: str
+) -> None:
+    """Without a communicator ggml exchanges the partial sums through the host."""
+    pytest.importorskip("gguf", reason="package missing: gguf")
+    path = tmp_path / "split.gguf"
+    make_llama(path, LlamaShape(2, 256, 4, 4, 512, 256))
+    rpc = ",".join(worker("--protocol", protocol, number=n) for n in range(2))
+    with exact_engine(path, "xllamacpp", flash_attention="on") as local:
+        expected = local.generate([1, 2, 3], 24, GREEDY).finish().tokens
+    with exact_engine(path, "xllamacpp", rpc, split_mode="tensor") as far:
+        assert far.generate([1, 2, 3], 24, GREEDY).finish().tokens == expected
+        assert [report.layers for report in far.report()[:2]] == [2, 2]

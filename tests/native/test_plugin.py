@@ -18,6 +18,7 @@ from longwire.native.plugin import (
     HostBuffer,
     HostDevice,
     Registry,
+    Rows,
     device_array,
 )
 from support.ggml import Ggml, fields
@@ -74,14 +75,14 @@ class MemoryBuffer:
         self._note("get_tensor", tensor, data, offset, size)
         copy(data, int(fields(tensor)["data"]) + offset, size)
 
-    def set_tensor_2d(self, tensor: int, *rows: int) -> None:
+    def set_tensor_2d(self, tensor: int, rows: Rows) -> None:
         self._note("set_tensor_2d", tensor, *rows)
         data, offset, size, n, stride_tensor, stride_data = rows
         to = int(fields(tensor)["data"]) + offset
         for i in range(n):
             copy(to + i * stride_tensor, data + i * stride_data, size)
 
-    def get_tensor_2d(self, tensor: int, *rows: int) -> None:
+    def get_tensor_2d(self, tensor: int, rows: Rows) -> None:
         self._note("get_tensor_2d", tensor, *rows)
         data, offset, size, n, stride_tensor, stride_data = rows
         from_ = int(fields(tensor)["data"]) + offset

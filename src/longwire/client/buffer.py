@@ -16,6 +16,7 @@ from longwire.client.reuse import GraphReuse
 from longwire.errors import LongwireError, RemoteFailure
 from longwire.native import memory
 from longwire.native.abi import Usage
+from longwire.native.plugin import Rows
 from longwire.wire import messages as m
 from longwire.wire.constants import HASH_THRESHOLD, U64_MAX, Command
 from longwire.wire.fnv import fnv1a_64
@@ -177,66 +178,43 @@ class RemoteBuffer:
             target[:] = bytes(size)
             raise
 
-    def set_tensor_2d(
-        self,
-        tensor: int,
-        data: int,
-        offset: int,
-        size: int,
-        n_copies: int,
-        stride_tensor: int,
-        stride_data: int,
-    ) -> None:
-        rows = [memory.view(data + i * stride_data, size) for i in range(n_copies)]
+    def set_tensor_2d(self, tensor: int, rows: Rows) -> None:
         record = self._session.records.of(tensor)
         if self.device.plugin.usage(self._address) == Usage.WEIGHTS:
             self._note_layer(tensor)
+        views = rows.views()
         if self._connection.dialect.has(Command.SET_TENSOR_2D):
-            head = m.SetTensor2D(record, offset, size, n_copies, stride_tensor).encode()
-            self._connection.post(Command.SET_TENSOR_2D, head, b"".join(rows))
+            head = m.SetTensor2D(record, *_strided(rows)).encode()
+            self._connection.post(Command.SET_TENSOR_2D, head, b"".join(views))
             return
-        for i, row in enumerate(rows):
-            head = m.SetTensor(record, 0, offset + i * stride_tensor).encode()
-            self._connection.post(Command.SET_TENSOR, head, row)
+        for i, view in enumerate(views):
+            head = m.SetTensor(record, 0, rows.offset + i * rows.stride_tensor).encode()
+            self._connection.post(Command.SET_TENSOR, head, view)
 
-    def get_tensor_2d(
-        self,
-        tensor: int,
-        data: int,
-        offset: int,
-        size: int,
-        n_copies: int,
-        stride_tensor: int,
-        stride_data: int,
-    ) -> None:
-        rows = [memory.view(data + i * stride_data, size) for i in range(n_copies)]
+    def get_tensor_2d(self, tensor: int, rows: Rows) -> None:
+        views = rows.views()
         try:
-            self._read_rows(tensor, rows, offset, size, stride_tensor)
+            self._read_rows(tensor, rows, views)
         except BaseException:
-            for row in rows:
-                row[:] = bytes(size)
+            for view in views:
+                view[:] = bytes(rows.size)
             raise
 
-    def _read_rows(
-        self,
-        tensor: int,
-        rows: list[memoryview],
-        offset: int,
-        size: int,
-        stride: int,
-    ) -> None:
+    def _read_rows(self, tensor: int, rows: Rows, views: list[memoryview]) -> None:
         record = self._session.records.of(tensor)
         connection = self._connection
+        size = rows.size
         if connection.dialect.has(Command.GET_TENSOR_2D):
-            body = m.GetTensor2D(record, offset, size, len(rows), stride).encode()
-            packed = memoryview(bytearray(size * len(rows)))
+            body = m.GetTensor2D(record, *_strided(rows)).encode()
+            packed = memoryview(bytearray(size * len(views)))
             connection.ask_into(Command.GET_TENSOR_2D, body, packed)
-            for i, row in enumerate(rows):
-                row[:] = packed[i * size : (i + 1) * size]
+            for i, view in enumerate(views):
+                view[:] = packed[i * size : (i + 1) * size]
             return
-        for i, row in enumerate(rows):
-            body = m.GetTensor(record, offset + i * stride, size).encode()
-            connection.queue_read(Command.GET_TENSOR, body, row)
+        for i, view in enumerate(views):
+            offset = rows.offset + i * rows.stride_tensor
+            body = m.GetTensor(record, offset, size).encode()
+            connection.queue_read(Command.GET_TENSOR, body, view)
         connection.synchronize()
 
     def cpy_tensor(self, src: int, dst: int) -> bool:
@@ -260,6 +238,10 @@ class RemoteBuffer:
     def clear(self, value: int) -> None:
         body = m.BufferClear(self.handle, value).encode()
         self._connection.post(Command.BUFFER_CLEAR, body)
+
+
+def _strided(rows: Rows) -> tuple[int, int, int, int]:
+    return rows.offset, rows.size, rows.n_copies, rows.stride_tensor
 
 
 def unusable(connection: Connection, command: Command, reason: str) -> LongwireError:

@@ -16,7 +16,7 @@ from longwire.client.records import NativeTensor, buffers_of, read_tensor
 from longwire.client.support import OpSupport
 from longwire.errors import LongwireError, RemoteError, UsageError
 from longwire.native.graph import graph_uid
-from longwire.native.plugin import DevicePlugin, Registry
+from longwire.native.plugin import DevicePlugin, Registry, Rows
 from longwire.transport.endpoint import Endpoint
 from longwire.wire import messages as m
 from longwire.wire.constants import POINTER_OPS, Command
@@ -175,33 +175,11 @@ class RemoteDevice:
     def set_tensor_async(self, tensor: int, data: int, offset: int, size: int) -> None:
         _at(tensor).set_tensor(tensor, data, offset, size)
 
-    def set_tensor_2d_async(
-        self,
-        tensor: int,
-        data: int,
-        offset: int,
-        size: int,
-        n_copies: int,
-        stride_tensor: int,
-        stride_data: int,
-    ) -> None:
-        _at(tensor).set_tensor_2d(
-            tensor, data, offset, size, n_copies, stride_tensor, stride_data
-        )
+    def set_tensor_2d_async(self, tensor: int, rows: Rows) -> None:
+        _at(tensor).set_tensor_2d(tensor, rows)
 
-    def get_tensor_2d_async(
-        self,
-        tensor: int,
-        data: int,
-        offset: int,
-        size: int,
-        n_copies: int,
-        stride_tensor: int,
-        stride_data: int,
-    ) -> None:
-        _at(tensor).get_tensor_2d(
-            tensor, data, offset, size, n_copies, stride_tensor, stride_data
-        )
+    def get_tensor_2d_async(self, tensor: int, rows: Rows) -> None:
+        _at(tensor).get_tensor_2d(tensor, rows)
 
     def get_tensor_async(self, tensor: int, data: int, offset: int, size: int) -> None:
         _at(tensor).queue_read(tensor, data, offset, size)

@@ -15,15 +15,41 @@ from __future__ import annotations
 
 import ctypes as C
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from longwire.native import abi
 from longwire.native.engine import NativeEngine
 from longwire.native.guard import constant, defer_interrupts, install, log_failure
+from longwire.native.memory import view
 
-__all__ = ["DevicePlugin", "HostBuffer", "HostDevice", "Registry"]
+__all__ = [
+    "DevicePlugin",
+    "HostBuffer",
+    "HostDevice",
+    "Registry",
+    "Rows",
+    "device_array",
+]
 
 _USAGE = abi.Buffer.usage.offset
+
+
+class Rows(NamedTuple):
+    """Rows of one strided transfer, in the order of ggml's arguments."""
+
+    data: int
+    """Address of the first row on the host."""
+    offset: int
+    """Of the first row in the tensor."""
+    size: int
+    n_copies: int
+    stride_tensor: int
+    stride_data: int
+
+    def views(self) -> list[memoryview]:
+        """The rows on the host; the caller of ggml keeps them alive."""
+        starts = (self.data + i * self.stride_data for i in range(self.n_copies))
+        return [view(start, self.size) for start in starts]
 
 
 class HostBuffer(Protocol):
@@ -40,26 +66,8 @@ class HostBuffer(Protocol):
     ) -> None: ...
     def set_tensor(self, tensor: int, data: int, offset: int, size: int) -> None: ...
     def get_tensor(self, tensor: int, data: int, offset: int, size: int) -> None: ...
-    def set_tensor_2d(
-        self,
-        tensor: int,
-        data: int,
-        offset: int,
-        size: int,
-        n_copies: int,
-        stride_tensor: int,
-        stride_data: int,
-    ) -> None: ...
-    def get_tensor_2d(
-        self,
-        tensor: int,
-        data: int,
-        offset: int,
-        size: int,
-        n_copies: int,
-        stride_tensor: int,
-        stride_data: int,
-    ) -> None: ...
+    def set_tensor_2d(self, tensor: int, rows: Rows) -> None: ...
+    def get_tensor_2d(self, tensor: int, rows: Rows) -> None: ...
     def cpy_tensor(self, src: int, dst: int) -> bool: ...
     def clear(self, value: int) -> None: ...
 
@@ -84,26 +92,8 @@ class HostDevice(Protocol):
     def get_tensor_async(
         self, tensor: int, data: int, offset: int, size: int
     ) -> None: ...
-    def set_tensor_2d_async(
-        self,
-        tensor: int,
-        data: int,
-        offset: int,
-        size: int,
-        n_copies: int,
-        stride_tensor: int,
-        stride_data: int,
-    ) -> None: ...
-    def get_tensor_2d_async(
-        self,
-        tensor: int,
-        data: int,
-        offset: int,
-        size: int,
-        n_copies: int,
-        stride_tensor: int,
-        stride_data: int,
-    ) -> None: ...
+    def set_tensor_2d_async(self, tensor: int, rows: Rows) -> None: ...
+    def get_tensor_2d_async(self, tensor: int, rows: Rows) -> None: ...
     def cpy_tensor_async(self, src: int, dst: int) -> bool: ...
     def synchronize(self) -> None: ...
     def graph_compute(self, graph: int) -> bool: ...
@@ -285,6 +275,12 @@ class DevicePlugin:
         slots["free_buffer"] = lambda buffer: buffers.pop(buffer).free()
         slots["get_base"] = lambda buffer: buffers[buffer].base()
         slots["init_tensor"] = init_tensor
+        slots["set_tensor_2d"] = lambda buffer, tensor, *rows: buffers[
+            buffer
+        ].set_tensor_2d(tensor, Rows(*rows))
+        slots["get_tensor_2d"] = lambda buffer, tensor, *rows: buffers[
+            buffer
+        ].get_tensor_2d(tensor, Rows(*rows))
         return slots
 
     def _backend_slots(self) -> dict[str, Callable[..., Any]]:
@@ -300,8 +296,12 @@ class DevicePlugin:
             "free": lambda backend: self._backends.pop(backend) and None,
             "set_tensor_async": lambda backend, *a: device.set_tensor_async(*a),
             "get_tensor_async": lambda backend, *a: device.get_tensor_async(*a),
-            "set_tensor_2d_async": lambda backend, *a: device.set_tensor_2d_async(*a),
-            "get_tensor_2d_async": lambda backend, *a: device.get_tensor_2d_async(*a),
+            "set_tensor_2d_async": lambda backend, tensor, *rows: (
+                device.set_tensor_2d_async(tensor, Rows(*rows))
+            ),
+            "get_tensor_2d_async": lambda backend, tensor, *rows: (
+                device.get_tensor_2d_async(tensor, Rows(*rows))
+            ),
             "cpy_tensor_async": lambda a, b, src, dst: device.cpy_tensor_async(
                 src, dst
             ),
@@ -319,8 +319,6 @@ _BUFFER_METHODS = (
     "memset_tensor",
     "set_tensor",
     "get_tensor",
-    "set_tensor_2d",
-    "get_tensor_2d",
     "cpy_tensor",
     "clear",
 )
