@@ -35,16 +35,16 @@ class _Json(JsonFormatter):
         return f"{moment}.{int(record.msecs):03}Z"
 
 
-class _Stderr(logging.StreamHandler[Any]):
-    def emit(self, record: logging.LogRecord) -> None:
-        for key, value in context.items():
-            record.__dict__.setdefault(key, value)
-        super().emit(record)
+def _with_context(record: logging.LogRecord) -> bool:
+    for key, value in context.items():
+        record.__dict__.setdefault(key, value)
+    return True
 
 
 def log_to_stderr(form: str, verbosity: int) -> None:
     """Warnings always; from 1 what happens, from 2 each command, from 3 the engine."""
-    handler = _Stderr(sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_with_context)
     handler.setFormatter(_Json() if form == "json" else logging.Formatter(_TEXT))
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG)
     logging.basicConfig(handlers=[handler], level=level)
