@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from longwire.native import guard
+from longwire.native.abi import Status
 from longwire.native.guard import constant, defer_interrupts, install
 
 PROTOTYPE = C.CFUNCTYPE(C.c_int, C.c_void_p)
@@ -79,7 +80,10 @@ class TestInterrupts:
         interrupted_call: Any,
     ) -> None:
         defer_interrupts()
-        assert interrupted_call(installed(lambda argument: argument + 1)) == 8
+        # Python 3.10 looks for signals later, inside the guard's `try`: C then gets
+        # the slot's failure value, which is as well defined.
+        expected = 8 if sys.version_info >= (3, 11) else Status.FAILED
+        assert interrupted_call(installed(lambda argument: argument + 1)) == expected
         (failure,) = failures
         assert isinstance(failure, KeyboardInterrupt)
 
