@@ -42,6 +42,8 @@ class Session:
     ready: bool = False
     peer: str | None = None
     """Who is being served; None for a spare."""
+    proven: bool = False
+    """Has served a client before."""
     ended: bool = False
     """Expected to exit."""
     stale: bool = False
@@ -69,6 +71,7 @@ class Session:
         facts = {"session": self.number, "peer": peer, "hello_s": hello_s}
         tell(self.control, facts, client.fileno())
         self.peer = peer
+        self.proven = True
         self.counted = {}
 
     def answer(self, **facts: Any) -> None:
@@ -126,8 +129,9 @@ class Pool:
         return [s for s in self.sessions.values() if s.peer is None and not s.ended]
 
     def ready(self) -> list[Session]:
-        """Those that could take a client now."""
-        return [s for s in self.spares() if s.ready]
+        """Those that could take a client now, the proven ones first."""
+        ready = (s for s in self.spares() if s.ready)
+        return sorted(ready, key=lambda session: not session.proven)
 
     def busy(self) -> int:
         """How many have a client."""
