@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from longwire.bench.client import Job, Measurement
 from longwire.bench.settings import Plan, Settings
 from longwire.errors import CallFailed, LongwireError
 from longwire.host.workers import ListeningProcess, spawned
+from longwire.server.pool import exit_text
 
 __all__ = ["Worker", "Workers", "run_job"]
 
@@ -162,12 +162,7 @@ def run_job(job: Job, folder: Path, timeout_s: float) -> Measurement:
 def _ending(status: int | None) -> str:
     if status is None:
         return "lives"
-    if status >= 0:
-        return f"ended with exit code {status}"
-    try:
-        return f"died of {signal.Signals(-status).name}"
-    except ValueError:
-        return f"died of signal {-status}"
+    return f"{'ended with' if status >= 0 else 'died of'} {exit_text(status)}"
 
 
 def last_words(log: Path) -> str:

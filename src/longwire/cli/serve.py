@@ -13,11 +13,12 @@ from typing import Any
 from longwire.cli.options import add_engine, count, names, positive, seconds
 from longwire.cli.sizes import parse_size
 from longwire.errors import UsageError
+from longwire.native.compute import default_threads
 from longwire.server.config import SessionConfig
 from longwire.server.limits import Limits
 from longwire.server.logs import FORMATS, log_to_stderr
 from longwire.server.metrics import Metrics, MetricsPage
-from longwire.server.supervisor import Supervisor, default_threads
+from longwire.server.supervisor import Supervisor
 from longwire.wire.constants import DEFAULT_PORT
 
 __all__ = ["add_parser"]

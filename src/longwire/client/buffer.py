@@ -153,26 +153,20 @@ class RemoteBuffer:
             self.device.layers.add(int(match[1]))
 
     def get_tensor(self, tensor: int, data: int, offset: int, size: int) -> None:
-        self._read_into(tensor, memory.view(data, size), offset, size)
+        self._read_into(tensor, memory.view(data, size), offset)
 
     def queue_read(self, tensor: int, data: int, offset: int, size: int) -> None:
         """Read by the next `synchronize` of the connection."""
-        target = memory.view(data, size)
-        try:
-            record = self._session.records.of(tensor)
-            body = m.GetTensor(record, offset, size).encode()
-            self._connection.queue_read(Command.GET_TENSOR, body, target)
-        except BaseException:
-            target[:] = bytes(size)
-            raise
+        self._read_into(tensor, memory.view(data, size), offset, wait=False)
 
     def _read_into(
-        self, tensor: int, target: memoryview, offset: int, size: int
+        self, tensor: int, target: memoryview, offset: int, wait: bool = True
     ) -> None:
+        size = len(target)
+        read = self._connection.ask_into if wait else self._connection.queue_read
         try:
             record = self._session.records.of(tensor)
-            body = m.GetTensor(record, offset, size).encode()
-            self._connection.ask_into(Command.GET_TENSOR, body, target)
+            read(Command.GET_TENSOR, m.GetTensor(record, offset, size).encode(), target)
         except BaseException:
             # C has no way to hear of the failure: zeros, not garbage.
             target[:] = bytes(size)
@@ -230,7 +224,7 @@ class RemoteBuffer:
         size = self.device._nbytes(src)
         if size:
             relayed = memoryview(bytearray(size))
-            source._read_into(src, relayed, 0, size)
+            source._read_into(src, relayed, 0)
             head = m.SetTensor(self._session.records.of(dst), 0, 0).encode()
             self._connection.post(Command.SET_TENSOR, head, relayed)
         return True

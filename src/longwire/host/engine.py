@@ -20,6 +20,7 @@ from longwire.errors import CallFailed, RemoteError, UsageError
 from longwire.host.generation import Generation
 from longwire.host.layout import DeviceReport, Layout, LoadedModel
 from longwire.host.sampling import Sampling
+from longwire.native.compute import default_threads
 from longwire.native.engine import load_engine
 from longwire.native.model import NativeContext, NativeModel
 from longwire.native.profiles import DEFAULT_ENGINE
@@ -100,7 +101,7 @@ class Engine:
             n_ctx=n_ctx,
             n_batch=n_batch,
             n_ubatch=min(n_ubatch, n_batch),
-            n_threads=n_threads or max(1, (os.cpu_count() or 1) // 2),
+            n_threads=n_threads or default_threads(),
             exact=exact,
             flash_attention=flash_attention,
         )

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from longwire.client.device import RemoteDevice
 from longwire.errors import CallFailed, UsageError
-from longwire.native.abi import DeviceType
 from longwire.native.compute import list_devices
 from longwire.native.engine import NativeEngine
 from longwire.native.model import (
@@ -150,9 +149,8 @@ class LoadedModel:
 
     def _choose(self, names: Sequence[str] | None) -> list[int]:
         offered = {d.name.lower(): d.plugin.address for d in self.remote_devices}
-        plain = (DeviceType.CPU, DeviceType.ACCEL)
         for device in list_devices(self._native):
-            if device.type not in plain and device.name.lower() not in offered:
+            if device.accelerates and device.name.lower() not in offered:
                 offered[device.name.lower()] = device.address
         if names is None:
             return list(offered.values())

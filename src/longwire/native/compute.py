@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as C
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,13 @@ from longwire.native.engine import NativeEngine
 from longwire.native.memory import view
 from longwire.wire.constants import OP_COUNT
 
-__all__ = ["ComputeDevice", "NativeBuffer", "list_devices", "select_devices"]
+__all__ = [
+    "default_threads",
+    "ComputeDevice",
+    "NativeBuffer",
+    "list_devices",
+    "select_devices",
+]
 
 
 @dataclass(slots=True)
@@ -40,6 +47,11 @@ class ComputeDevice:
     description: str
     type: DeviceType
     _backend: int | None = field(default=None, repr=False)
+
+    @property
+    def accelerates(self) -> bool:
+        """Whether this is more than the host's own CPU and its helpers."""
+        return self.type not in (DeviceType.CPU, DeviceType.ACCEL)
 
     def memory(self) -> tuple[int, int]:
         """Free and total bytes, as the device reports them."""
@@ -203,8 +215,7 @@ def select_devices(engine: NativeEngine, names: list[str]) -> list[ComputeDevice
     """
     devices = list_devices(engine)
     if not names:
-        plain = (DeviceType.CPU, DeviceType.ACCEL)
-        return [d for d in devices if d.type not in plain] or [
+        return [d for d in devices if d.accelerates] or [
             d for d in devices if d.type == DeviceType.CPU
         ]
     by_name = {d.name.lower(): d for d in devices}
@@ -219,6 +230,11 @@ def op_names(engine: NativeEngine) -> tuple[str, ...]:
     """The engine's op names by number."""
     name = engine.library.ggml_op_name
     return tuple(name(number).decode() for number in range(OP_COUNT))
+
+
+def default_threads() -> int:
+    """The C++ server's default: half the hardware threads, at least one."""
+    return max(1, (os.cpu_count() or 1) // 2)
 
 
 def tensor_record() -> npt.NDArray[Any]:

@@ -30,7 +30,7 @@ from longwire.server.metrics import Metrics
 from longwire.server.notify import notify
 from longwire.server.pool import Pool, Session, exit_text
 
-__all__ = ["Supervisor", "default_threads"]
+__all__ = ["Supervisor"]
 
 _log = logging.getLogger("longwire.serve")
 
@@ -430,8 +430,3 @@ def _has_terminal() -> bool:
     except OSError:
         return False
     return True
-
-
-def default_threads() -> int:
-    """The C++ server's default: half the hardware threads, at least one."""
-    return max(1, (os.cpu_count() or 1) // 2)
