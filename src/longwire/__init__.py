@@ -13,10 +13,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from longwire.client.connection import Deadlines
+    from longwire.client.connection import Deadlines, Health
+    from longwire.client.credentials import Credentials
     from longwire.client.device import RemoteDevice
     from longwire.client.remote import close, connect
     from longwire.errors import (
+        AuthenticationFailed,
         ConnectionLost,
         LongwireError,
         NativeError,
@@ -31,11 +33,14 @@ if TYPE_CHECKING:
     from longwire.host.sampling import Sampling
 
 __all__ = [
+    "AuthenticationFailed",
     "ConnectionLost",
+    "Credentials",
     "Deadlines",
     "DeviceReport",
     "Engine",
     "Generation",
+    "Health",
     "LongwireError",
     "NativeError",
     "ProtocolError",
@@ -51,10 +56,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Credentials": "longwire.client.credentials",
     "Deadlines": "longwire.client.connection",
     "DeviceReport": "longwire.host.engine",
     "Engine": "longwire.host.engine",
     "Generation": "longwire.host.generation",
+    "Health": "longwire.client.connection",
     "RemoteDevice": "longwire.client.device",
     "Sampling": "longwire.host.sampling",
     "Token": "longwire.host.generation",

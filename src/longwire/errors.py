@@ -7,10 +7,12 @@ LongwireError
 │   ├─ UnknownCommand     a number the dialect does not know
 │   ├─ LimitExceeded      well-formed, but over a named limit
 │   ├─ BadRequest         a field that fails a check of PROTOCOL.md
+│   ├─ Unauthenticated    the server wants a token first, or another one
 │   └─ VersionMismatch    the peer speaks a dialect we do not
 ├─ RemoteError          one endpoint let a command down
 │   ├─ ConnectionLost     the byte stream broke, or a deadline passed
 │   └─ RemoteFailure      the peer answered that it could not
+│       └─ AuthenticationFailed  one end does not accept who the other is
 ├─ NativeError          the engine library
 │   ├─ LibraryNotFound    every path tried
 │   ├─ AbiMismatch        what was expected, what was found
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 __all__ = [
     "AbiMismatch",
+    "AuthenticationFailed",
     "BadFrame",
     "BadRequest",
     "CallFailed",
@@ -34,6 +37,7 @@ __all__ = [
     "ProtocolError",
     "RemoteError",
     "RemoteFailure",
+    "Unauthenticated",
     "UnknownCommand",
     "UsageError",
     "VersionMismatch",
@@ -51,6 +55,7 @@ WIRE_CODES = {
     "LimitExceeded": 3,
     "BadRequest": 4,
     "RemoteFailure": 5,
+    "Unauthenticated": 6,
 }
 """Numbers of LX error answers, by class name (PROTOCOL.md, "LX")."""
 
@@ -129,6 +134,18 @@ class BadRequest(ProtocolError):
         return f"{self.command}: {self.reason}"
 
 
+class Unauthenticated(ProtocolError):
+    """A client that has not shown that it knows the server's token."""
+
+    def __init__(self, command: str, reason: str) -> None:
+        super().__init__(command, reason)
+        self.command = command
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.command}: {self.reason}"
+
+
 class VersionMismatch(ProtocolError):
     """The server speaks a protocol version that this client does not."""
 
@@ -165,6 +182,10 @@ class ConnectionLost(RemoteError):
 
 class RemoteFailure(RemoteError):
     """The endpoint understood a command and could not do it."""
+
+
+class AuthenticationFailed(RemoteFailure):
+    """Server or client does not accept who the other says it is."""
 
 
 class NativeError(LongwireError):

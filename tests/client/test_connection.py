@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from longwire.client import connection as module
 from longwire.client import remote
 from longwire.client.connection import Connection, Deadlines
+from longwire.client.greeting import open_connection
 from longwire.errors import (
     ConnectionLost,
     LongwireError,
@@ -407,7 +408,7 @@ class TestFailure:
 
     def test_a_reset(self, listener: Listen) -> None:
         port = listener({Command.DEVICE_COUNT: Instead.RESET})
-        connection = Connection.open(port.endpoint, Deadlines(PATIENCE_S, PATIENCE_S))
+        connection = open_connection(port.endpoint, Deadlines(PATIENCE_S, PATIENCE_S))
         with pytest.raises(ConnectionLost, match="DEVICE_COUNT: the server closed"):
             connection.ask(Command.DEVICE_COUNT, b"")
 
@@ -498,7 +499,7 @@ class TestHandshake:
         self, listener: Listen, answer: m.HelloAnswer, dialect: Dialect
     ) -> None:
         port = listener({Command.HELLO: answer.encode()})
-        with closing(Connection.open(port.endpoint, self.DEADLINES)) as connection:
+        with closing(open_connection(port.endpoint, self.DEADLINES)) as connection:
             assert connection.dialect is dialect
             assert connection.ask(Command.DEVICE_COUNT, b"") == m.U32.pack(1)
         assert port.servers[0].stop()[0] == (Command.HELLO, bytes(24))
@@ -509,7 +510,7 @@ class TestHandshake:
     ) -> None:
         port = listener({Command.HELLO: m.HelloAnswer(*version).encode()})
         with pytest.raises(VersionMismatch) as caught:
-            Connection.open(port.endpoint, self.DEADLINES)
+            open_connection(port.endpoint, self.DEADLINES)
         found = ".".join(map(str, version))
         assert caught.value.found == found
         assert caught.value.endpoint == str(port.endpoint)
@@ -521,13 +522,13 @@ class TestHandshake:
     def test_a_wrong_answer_length(self, listener: Listen) -> None:
         port = listener({Command.HELLO: bytes(4)})
         with pytest.raises(RemoteFailure, match="HELLO: answered 4 bytes where 28"):
-            Connection.open(port.endpoint, self.DEADLINES)
+            open_connection(port.endpoint, self.DEADLINES)
 
     def test_the_hello_deadline_ends_with_hello(self, listener: Listen) -> None:
         """A large ubatch on a slow worker takes its time."""
         port = listener()
         deadlines = Deadlines(connect_s=PATIENCE_S, answer_s=77)
-        with closing(Connection.open(port.endpoint, deadlines)) as connection:
+        with closing(open_connection(port.endpoint, deadlines)) as connection:
             assert connection._stream._sock.gettimeout() == 77
 
 

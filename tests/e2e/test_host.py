@@ -212,11 +212,12 @@ def test_attached_devices_serve_llama_cpp_python(model: Path, worker: Worker) ->
 def test_two_clients_at_once_and_a_silent_third(
     model: Path, worker: Worker, reference: Reference
 ) -> None:
-    from longwire.client.connection import Connection, Deadlines
+    from longwire.client.connection import Deadlines
+    from longwire.client.greeting import open_connection
     from longwire.transport.endpoint import parse_endpoint
 
     endpoint = worker()
-    silent = Connection.open(parse_endpoint(endpoint), Deadlines())
+    silent = open_connection(parse_endpoint(endpoint), Deadlines())
     command = ["run", "-m", str(model), "--rpc", endpoint, "-p", PROMPT, "--json"]
     command += ["-n", str(N_TOKENS), "--temp", "0", "-t", "1", "-ub", "128", "--exact"]
     clients = [

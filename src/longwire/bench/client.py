@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from longwire.client import remote
-from longwire.client.connection import Traffic
 from longwire.client.device import RemoteDevice
+from longwire.client.traffic import Traffic
 from longwire.errors import LongwireError
 from longwire.host.engine import Engine
 from longwire.native.cpp_rpc import cpp_devices

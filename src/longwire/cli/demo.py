@@ -17,8 +17,8 @@ from rich.table import Table
 
 from longwire.cli.options import log_to_stderr, positive
 from longwire.cli.progress import load_progress
-from longwire.client.connection import Traffic
 from longwire.client.device import RemoteDevice
+from longwire.client.traffic import Traffic
 from longwire.errors import UsageError
 from longwire.host.engine import DeviceReport, Engine
 from longwire.host.generation import Generation

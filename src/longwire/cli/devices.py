@@ -13,7 +13,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from longwire.cli.options import add_engine, log_to_stderr, positive_seconds
+from longwire.cli.options import (
+    add_credentials,
+    add_engine,
+    credentials,
+    log_to_stderr,
+    positive_seconds,
+)
 from longwire.client import remote
 from longwire.client.connection import Deadlines
 from longwire.client.device import RemoteDevice
@@ -44,6 +50,7 @@ def add_parser(commands: Any) -> None:
         help="for each step with a server; all are asked at once (%(default)s)",
     )
     add_engine(parser)
+    add_credentials(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.set_defaults(run=run)
 
@@ -71,6 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.rpc,
             engine=arguments.engine,
             deadlines=Deadlines(arguments.timeout, answer_s=arguments.timeout),
+            credentials=credentials(arguments),
         )
         for endpoint, devices in found.items():
             try:

@@ -6,16 +6,18 @@ import argparse
 import logging
 import sys
 
+from longwire.client.credentials import Credentials
 from longwire.native.profiles import DEFAULT_ENGINE
 
 __all__ = [
+    "add_credentials",
     "add_engine",
     "count",
+    "credentials",
     "log_to_stderr",
     "names",
     "positive",
     "positive_seconds",
-    "seconds",
     "seconds",
     "shares",
 ]
@@ -29,6 +31,43 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|PATH",
         help="xllamacpp, llama-cpp-python, or a folder with llama.cpp's libraries "
         "(default: %(default)s)",
+    )
+
+
+def add_credentials(parser: argparse.ArgumentParser) -> None:
+    """What a client shows to servers, and asks of them."""
+    group = parser.add_argument_group(
+        "security", "for all servers of the command; longwire keygen makes the files"
+    )
+    group.add_argument(
+        "--token-file", metavar="FILE", help="the secret that the servers share"
+    )
+    group.add_argument(
+        "--tls",
+        action="store_true",
+        help="connect with TLS; without --tls-ca, the CAs of this system count",
+    )
+    group.add_argument(
+        "--tls-ca", metavar="FILE", help="CA of the servers' certificates"
+    )
+    group.add_argument(
+        "--tls-cert", metavar="FILE", help="certificate to show to the servers"
+    )
+    group.add_argument("--tls-key", metavar="FILE", help="its key")
+
+
+def credentials(arguments: argparse.Namespace) -> Credentials:
+    """What the options of `add_credentials` name.
+
+    Raises:
+        UsageError: a file is missing, or not what it should be.
+    """
+    return Credentials.load(
+        token_file=arguments.token_file,
+        tls=arguments.tls,
+        tls_ca=arguments.tls_ca,
+        tls_cert=arguments.tls_cert,
+        tls_key=arguments.tls_key,
     )
 
 

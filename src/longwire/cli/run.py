@@ -12,7 +12,15 @@ from typing import Any
 
 from rich.console import Console
 
-from longwire.cli.options import add_engine, log_to_stderr, names, positive, shares
+from longwire.cli.options import (
+    add_credentials,
+    add_engine,
+    credentials,
+    log_to_stderr,
+    names,
+    positive,
+    shares,
+)
 from longwire.cli.progress import load_progress
 from longwire.errors import UsageError
 from longwire.host.engine import ON_FAILURE, Engine
@@ -73,6 +81,7 @@ def add_parser(commands: Any) -> None:
     )
     _add_layout(parser)
     _add_sampling(parser)
+    add_credentials(parser)
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object and nothing else"
     )
@@ -205,6 +214,7 @@ def run(arguments: argparse.Namespace) -> int:
             flash_attention=arguments.flash_attn,
             spares=arguments.spare,
             on_failure=arguments.on_failure,
+            credentials=credentials(arguments),
             on_progress=on_progress,
         )
     with engine:

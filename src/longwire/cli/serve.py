@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ipaddress
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from longwire.cli.exposure import binding, check_exposure
 from longwire.cli.options import add_engine, count, names, positive, seconds
 from longwire.cli.sizes import parse_size
 from longwire.errors import UsageError
 from longwire.native.compute import default_threads
+from longwire.server.access import Access, AllowList
 from longwire.server.config import SessionConfig
 from longwire.server.limits import Limits
 from longwire.server.logs import FORMATS, log_to_stderr
 from longwire.server.metrics import Metrics, MetricsPage
 from longwire.server.supervisor import Supervisor
+from longwire.transport.tls import TlsFiles
+from longwire.transport.tokens import warn_if_exposed
 from longwire.wire.constants import DEFAULT_PORT
 
 __all__ = ["add_parser"]
-
-_log = logging.getLogger("longwire.serve")
 
 _DEFAULT_CACHE = ""
 
@@ -35,8 +35,9 @@ def add_parser(commands: Any) -> None:
         description="Serve this machine's devices to llama.cpp on other machines. "
         "Several clients are served at once, each by a process of its own.",
         epilog="SIGTERM lets clients finish (see --drain-timeout) and ends the "
-        "server; a second one, or Ctrl-C, ends it at once. SIGHUP starts the warm "
-        "sessions anew. Exit codes: 0 stopped, 1 failed, 2 asked for what cannot be.",
+        "server; a second one, or Ctrl-C, ends it at once. SIGHUP reads tokens and "
+        "certificates again, and starts the warm sessions anew. Exit codes: 0 "
+        "stopped, 1 failed, 2 asked for what cannot be.",
     )
     parser.add_argument(
         "-H", "--host", default="127.0.0.1", help="address to bind (%(default)s)"
@@ -84,9 +85,44 @@ def add_parser(commands: Any) -> None:
         help="version to speak; a client needs the same (%(default)s)",
     )
     add_engine(parser)
+    _add_access(parser)
     _add_limits(parser)
     _add_operation(parser)
     parser.set_defaults(run=run)
+
+
+def _add_access(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "access",
+        "an address that other machines reach needs --token-file, --tls-client-ca "
+        "or --allow; longwire keygen makes the files",
+    )
+    group.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="serve only those who know one of its tokens (one per line)",
+    )
+    group.add_argument(
+        "--tls-cert", metavar="FILE", help="speak TLS 1.3 only, with this certificate"
+    )
+    group.add_argument("--tls-key", metavar="FILE", help="its key")
+    group.add_argument(
+        "--tls-client-ca",
+        metavar="FILE",
+        help="serve only those who show a certificate of this CA",
+    )
+    group.add_argument(
+        "--allow",
+        type=names,
+        default=[],
+        metavar="CIDR[,CIDR...]",
+        help="serve only these addresses, as in 192.168.1.0/24",
+    )
+    group.add_argument(
+        "--insecure",
+        action="store_true",
+        help="serve everybody who can reach the address",
+    )
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
@@ -168,9 +204,6 @@ def _add_operation(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
     log_to_stderr(arguments.log_format, max(1, arguments.verbose))
-    for port in (arguments.port, arguments.metrics_port):
-        if port is not None and not 0 <= port <= 65535:
-            raise UsageError(f"port {port} is not between 0 and 65535")
     if arguments.cache_limit is not None and arguments.cache is None:
         raise UsageError("--cache-limit needs --cache")
     config = SessionConfig(
@@ -181,6 +214,8 @@ def run(arguments: argparse.Namespace) -> int:
         cache_dir=_cache_dir(arguments.cache),
         cache_limit=_size(arguments.cache_limit),
         verbosity=arguments.verbose,
+        token_file=arguments.token_file,
+        tls=_tls(arguments),
         idle_timeout_s=arguments.idle_timeout,
         stall_timeout_s=arguments.stall_timeout,
         log_format=arguments.log_format,
@@ -194,19 +229,32 @@ def run(arguments: argparse.Namespace) -> int:
         handshake_s=arguments.handshake_timeout,
         drain_s=arguments.drain_timeout,
     )
-    if not _is_loopback(arguments.host):
-        _log.warning(
-            "%s is not a loopback address: everybody who can reach it can use "
-            "this machine's devices and read what is computed on them",
-            arguments.host,
-        )
-    with _binding(arguments.host, arguments.port):
+    allow = AllowList(arguments.allow)
+    check_exposure(
+        arguments.host,
+        guarded=bool(arguments.token_file or arguments.tls_client_ca or allow),
+        insecure=arguments.insecure,
+        remedy="Give --token-file, --tls-client-ca or --allow, or --insecure if the "
+        "network itself is closed",
+    )
+    # Here, so that a wrong file is the reason this command gives.
+    Access.load(config.token_file, config.tls)
+    if config.token_file is not None:
+        warn_if_exposed(config.token_file)
+    with binding(arguments.host, arguments.port):
         supervisor = Supervisor(
-            arguments.host, arguments.port, config, _announce, limits
+            arguments.host, arguments.port, config, _announce, limits, allow
         )
     with _metrics_page(arguments, supervisor.metrics):
         supervisor.run()
     return 0
+
+
+def _tls(arguments: argparse.Namespace) -> TlsFiles | None:
+    cert, key = arguments.tls_cert, arguments.tls_key
+    if cert is None and (key or arguments.tls_client_ca):
+        raise UsageError("--tls-key and --tls-client-ca need --tls-cert")
+    return cert and TlsFiles(cert, key, arguments.tls_client_ca)
 
 
 @contextlib.contextmanager
@@ -215,21 +263,11 @@ def _metrics_page(arguments: argparse.Namespace, metrics: Metrics) -> Iterator[N
     if arguments.metrics_port is None:
         yield
         return
-    with _binding(arguments.metrics_host, arguments.metrics_port):
+    with binding(arguments.metrics_host, arguments.metrics_port):
         page = MetricsPage(arguments.metrics_host, arguments.metrics_port, metrics)
     with contextlib.closing(page):
         print(f"metrics on {_endpoint(*page.address)}", flush=True)
         yield
-
-
-@contextlib.contextmanager
-def _binding(host: str, port: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(
-            f"cannot bind {host}:{port}: {error.strerror or error}"
-        ) from error
 
 
 def _announce(address: tuple[str, int], report: dict[str, Any]) -> None:
@@ -261,12 +299,3 @@ def _cache_dir(option: str | None) -> str | None:
 
 def _size(option: str | None) -> int | None:
     return None if option is None else parse_size(option)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

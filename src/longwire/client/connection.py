@@ -16,35 +16,39 @@ no socket.
 
 from __future__ import annotations
 
-import operator
+import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from longwire.client.traffic import Traffic
 from longwire.errors import (
+    WIRE_CODES,
+    AuthenticationFailed,
     ConnectionLost,
     LongwireError,
     RemoteFailure,
-    VersionMismatch,
 )
 from longwire.transport.endpoint import Endpoint
-from longwire.transport.stream import Stream, connect
+from longwire.transport.stream import Stream
+from longwire.transport.tls import explain
 from longwire.wire import messages as m
-from longwire.wire.constants import LX_OFFERS, LX_VERSION, Command
-from longwire.wire.dialects import DIALECTS, V8, Dialect
+from longwire.wire.constants import Command
+from longwire.wire.dialects import LX_OFFER, Dialect
 from longwire.wire.frames import ANSWER_HEADER, REQUEST_HEADER
 from longwire.wire.lx import (
     ERROR_BIT,
+    KEEP_ALIVE,
     MAX_ANSWER,
     ErrorAnswer,
-    LxStart,
     LxStartAnswer,
 )
 
-__all__ = ["Connection", "Deadlines", "Traffic"]
+__all__ = ["Connection", "Deadlines", "Health", "reason_of"]
+
+_log = logging.getLogger("longwire.client")
 
 _CORK_LIMIT = 256 * 1024
 """Held-back bytes beyond this leave without waiting for a reader."""
@@ -65,39 +69,24 @@ class Deadlines:
     """For the connection and, again, for the HELLO answer."""
     answer_s: float = 1800.0
     """For each answer. A large ubatch on a slow CPU takes minutes."""
+    silence_s: float = 10.0
+    """For a sign of life of a server that gives any: ours does once per second.
+    Such a server is noticed when it is frozen; llama.cpp's only after `answer_s`."""
 
 
-@dataclass(slots=True)
-class Traffic:
-    """What one connection has carried, and where the time went."""
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How an endpoint is."""
 
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    round_trips: int = 0
-    """Waits for an answer; answers that arrive together count once."""
-    graphs: int = 0
-    """Graphs sent whole."""
-    recomputes: int = 0
-    send_s: float = 0.0
-    wait_s: float = 0.0
-    """From the last byte sent to the first byte of the answer."""
-    receive_s: float = 0.0
+    endpoint: Endpoint
+    failure: LongwireError | None
+    """What ended the connection; None while all is well."""
+    round_trip_s: float | None
+    """Of one question; None if none was asked, since the connection is at work."""
 
-    def snapshot(self) -> Traffic:
-        """A copy, to subtract from a later one."""
-        return replace(self)
-
-    def since(self, earlier: Traffic) -> Traffic:
-        """The difference to an earlier snapshot."""
-        return self._combined(earlier, operator.sub)
-
-    def plus(self, other: Traffic) -> Traffic:
-        """Both together."""
-        return self._combined(other, operator.add)
-
-    def _combined(self, other: Traffic, by: Callable[[Any, Any], Any]) -> Traffic:
-        names = [f.name for f in fields(self)]
-        return Traffic(*(by(getattr(self, n), getattr(other, n)) for n in names))
+    @property
+    def ok(self) -> bool:
+        return self.failure is None
 
 
 @dataclass(slots=True)
@@ -118,7 +107,13 @@ _open_lock = threading.Lock()
 class Connection:
     """A greeted connection. Safe to use from several threads."""
 
-    def __init__(self, endpoint: Endpoint, stream: Stream, dialect: Dialect) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        stream: Stream,
+        dialect: Dialect,
+        deadlines: Deadlines | None = None,
+    ) -> None:
         self.endpoint = endpoint
         self.dialect = dialect
         self.failure: LongwireError | None = None
@@ -130,6 +125,7 @@ class Connection:
         self.traffic = Traffic()
         self.users = 0
         """Who counts on this connection; `remote` closes it after the last."""
+        self._deadlines = deadlines or Deadlines()
         self._stream = stream
         self._lock = threading.RLock()
         self._corked = bytearray()
@@ -139,47 +135,6 @@ class Connection:
         self._reads: list[_Read] = []
         with _open_lock:
             _open.add(self)
-
-    @classmethod
-    def open(cls, endpoint: Endpoint, deadlines: Deadlines) -> Connection:
-        """Connect and say HELLO.
-
-        Raises:
-            ConnectionLost: no connection, or no HELLO answer in time.
-            VersionMismatch: the server speaks another protocol.
-        """
-        try:
-            stream = connect(endpoint, deadlines.connect_s)
-        except OSError as error:
-            raise ConnectionLost(str(endpoint), "connect", _reason(error)) from error
-        # The dialect is known only after HELLO, which is the same in all.
-        connection = cls(endpoint, stream, V8)
-        try:
-            answer = connection.ask(Command.HELLO, m.Hello().encode())
-        except LongwireError:
-            connection.close()
-            raise
-        hello = m.HelloAnswer.decode(answer)
-        dialect = DIALECTS.get(hello.major)
-        if dialect is None or hello.minor > dialect.minor:
-            connection.close()
-            supported = " and ".join(d.version for d in DIALECTS.values())
-            found = f"{hello.major}.{hello.minor}.{hello.patch}"
-            raise VersionMismatch(str(endpoint), found, supported)
-        connection.dialect = dialect
-        if hello.padding in LX_OFFERS:
-            connection._start_lx()
-        stream.set_deadline(deadlines.answer_s)
-        return connection
-
-    def _start_lx(self) -> None:
-        body = LxStart(LX_VERSION).encode()
-        try:
-            answer = self.ask_sized(Command.LX_START, body, MAX_ANSWER)
-            self.server = LxStartAnswer.decode(answer)
-        except LongwireError as error:
-            raise self.fail(error, "LX_START") from None
-        self.dialect = self.dialect.with_lx()
 
     @property
     def healthy(self) -> bool:
@@ -290,7 +245,7 @@ class Connection:
         with self._lock:
             if self.failure is None:
                 if not isinstance(error, LongwireError):
-                    lost = ConnectionLost(str(self.endpoint), command, _reason(error))
+                    lost = ConnectionLost(str(self.endpoint), command, reason_of(error))
                     lost.__cause__ = error
                     error = lost
                 self.failure = error
@@ -313,6 +268,46 @@ class Connection:
         refusal, self.refusal = self.refusal, None
         if refusal is not None:
             raise refusal
+
+    def health(self) -> Health:
+        """Ask the server for a sign of life, unless another thread is at work here.
+
+        No answer within `Deadlines.silence_s` is a failure of the connection; from
+        a server without keep-alives (llama.cpp's), one within `answer_s`.
+        """
+        round_trip_s = None
+        if self.failure is None and self._lock.acquire(blocking=False):
+            # Not kept while asking: that waits for other connections' locks.
+            self._lock.release()
+            started = time.perf_counter()
+            try:
+                self.ask(*self._ping())
+                round_trip_s = time.perf_counter() - started
+            except LongwireError as error:
+                # A refusal of an earlier command stays there for `check`.
+                _log.debug("%s: %s", self.endpoint, error)
+        return Health(self.endpoint, self.failure, round_trip_s)
+
+    def _ping(self) -> tuple[Command, bytes]:
+        if self.dialect.lx:
+            return Command.LX_PING, b""
+        return Command.DEVICE_COUNT, b""
+
+    def set_patience(self, silence_s: float) -> None:
+        """Take so long a silence of the server, while it is waited for, as its end."""
+        self._stream.set_deadline(silence_s)
+
+    def detach(self) -> Stream:
+        """Give the stream away; later calls say that this connection is closed.
+
+        Raises:
+            LongwireError: the latched failure.
+        """
+        with self._lock:
+            self._raise_failure()
+            assert not self._reads and not self._corked
+            self.failure = ConnectionLost(str(self.endpoint), "detach", "closed")
+            return self._stream
 
     def close(self) -> None:
         """Leave the server; idempotent. Later calls say that it is closed."""
@@ -384,10 +379,14 @@ class Connection:
         """Receive one answer in its place; an LX server may give its error."""
         started = time.perf_counter()
         (size,) = ANSWER_HEADER.unpack(self._stream.take(ANSWER_HEADER.size))
+        while size == KEEP_ALIVE and self.dialect.lx:
+            if time.perf_counter() - started > self._deadlines.answer_s:
+                raise TimeoutError
+            (size,) = ANSWER_HEADER.unpack(self._stream.take(ANSWER_HEADER.size))
         arrived = time.perf_counter()
         self.traffic.wait_s += arrived - started
         refused = None
-        if size & ERROR_BIT and self.dialect.lx:
+        if size & ERROR_BIT and (self.dialect.lx or read.command in LX_OFFER):
             size &= ~ERROR_BIT
             refused = self._take_error(read, size)
         elif read.limit and size <= read.limit:
@@ -406,9 +405,13 @@ class Connection:
             raise self._wrong_answer(read, f"an error of {size} bytes")
         error = ErrorAnswer.decode(self._stream.take(size))
         read.target[:] = bytes(len(read.target))
-        return RemoteFailure(
-            str(self.endpoint), read.command.name, f"{error.name}: {error.sentence}"
-        )
+        kind = RemoteFailure
+        if error.code == WIRE_CODES["Unauthenticated"]:
+            kind = AuthenticationFailed
+        name = read.command.name
+        # The sentence may name the command itself.
+        sentence = error.sentence.removeprefix(f"{name}: ")
+        return kind(str(self.endpoint), name, f"{error.name}: {sentence}")
 
     def _wrong_answer(self, read: _Read, what: str) -> RemoteFailure:
         name = read.command.name
@@ -428,7 +431,8 @@ def flush_all(but: Connection | None = None) -> None:
                 continue
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
+    """Why a stream failed, in words."""
     if isinstance(error, TimeoutError):
         return "no answer before the deadline"
     # With bytes of ours unread, a closed connection looks like a reset one.
@@ -437,6 +441,6 @@ def _reason(error: BaseException) -> str:
             "the server closed the connection (it refused the last commands, "
             "or it is gone; its log says which)"
         )
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
+    if isinstance(error, OSError):
+        return explain(error)
     return str(error) or type(error).__name__

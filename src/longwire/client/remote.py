@@ -10,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from longwire.client.buffer import Session
 from longwire.client.connection import Connection, Deadlines
+from longwire.client.credentials import Credentials
 from longwire.client.device import RemoteDevice
+from longwire.client.greeting import open_connection
 from longwire.errors import LongwireError, RemoteFailure
 from longwire.native.compute import op_names
 from longwire.native.engine import NativeEngine, load_engine
@@ -38,6 +40,7 @@ def connect(
     *,
     engine: str = DEFAULT_ENGINE,
     deadlines: Deadlines | None = None,
+    credentials: Credentials | None = None,
 ) -> list[RemoteDevice]:
     """Connect to endpoints ("host:port,...") and return all their devices.
 
@@ -49,10 +52,13 @@ def connect(
         EndpointError: the text names no endpoints.
         ConnectionLost: an endpoint cannot be reached. All are tried at once, so
             dead ones cost one time-out together; the first is raised.
+        AuthenticationFailed: an endpoint and this client do not accept each other.
         VersionMismatch: an endpoint speaks another protocol.
         NativeError: the engine cannot be loaded.
     """
-    results = try_connect(endpoints, engine=engine, deadlines=deadlines)
+    results = try_connect(
+        endpoints, engine=engine, deadlines=deadlines, credentials=credentials
+    )
     devices = [d for r in results.values() if isinstance(r, list) for d in r]
     for result in results.values():
         if isinstance(result, LongwireError):
@@ -67,6 +73,7 @@ def try_connect(
     *,
     engine: str = DEFAULT_ENGINE,
     deadlines: Deadlines | None = None,
+    credentials: Credentials | None = None,
 ) -> dict[Endpoint, list[RemoteDevice] | LongwireError]:
     """Like `connect`, but each endpoint's error stands in its place.
 
@@ -78,13 +85,11 @@ def try_connect(
         endpoints = parse_endpoints(endpoints)
     wanted = list(dict.fromkeys(endpoints))
     native = load_engine(engine)
-    limits = deadlines or Deadlines()
     with _lock:
         fresh = [e for e in wanted if not _is_connected(engine, e)]
         with ThreadPoolExecutor(max(1, len(fresh))) as pool:
-            opened = dict(
-                zip(fresh, pool.map(lambda e: _open(e, limits), fresh), strict=True)
-            )
+            answers = pool.map(lambda e: _open(e, deadlines, credentials), fresh)
+            opened = dict(zip(fresh, answers, strict=True))
         found = {e: _settle(native, engine, e, opened.get(e)) for e in wanted}
         for devices in found.values():
             if isinstance(devices, list):
@@ -118,9 +123,11 @@ def _is_connected(engine: str, endpoint: Endpoint) -> bool:
     return devices is not None and devices[0].connection.healthy
 
 
-def _open(endpoint: Endpoint, deadlines: Deadlines) -> Opened:
+def _open(
+    endpoint: Endpoint, deadlines: Deadlines | None, credentials: Credentials | None
+) -> Opened:
     try:
-        connection = Connection.open(endpoint, deadlines)
+        connection = open_connection(endpoint, deadlines, credentials)
         (count,) = m.U32.unpack(connection.ask(Command.DEVICE_COUNT, b""))
         if not 0 < count <= _MAX_DEVICES:
             connection.close()

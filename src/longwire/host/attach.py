@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from longwire.client import remote
 from longwire.client.connection import Deadlines
+from longwire.client.credentials import Credentials
 from longwire.client.device import RemoteDevice
 from longwire.transport.endpoint import Endpoint
 
@@ -17,6 +18,7 @@ def attach(
     *,
     engine: str = "llama-cpp-python",
     deadlines: Deadlines | None = None,
+    credentials: Credentials | None = None,
 ) -> list[RemoteDevice]:
     """Register remote devices in the ggml of this process, for good.
 
@@ -34,7 +36,9 @@ def attach(
         VersionMismatch: an endpoint speaks another protocol.
         NativeError: the engine cannot be loaded.
     """
-    devices = remote.connect(endpoints, engine=engine, deadlines=deadlines)
+    devices = remote.connect(
+        endpoints, engine=engine, deadlines=deadlines, credentials=credentials
+    )
     for registry in dict.fromkeys(device.registry for device in devices):
         registry.register()
     return devices

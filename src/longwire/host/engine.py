@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from longwire.client import remote
-from longwire.client.connection import Connection
+from longwire.client.connection import Connection, Deadlines, Health
+from longwire.client.credentials import Credentials
 from longwire.client.device import RemoteDevice
 from longwire.errors import CallFailed, RemoteError, UsageError
 from longwire.host.generation import Generation
@@ -35,6 +36,12 @@ ON_FAILURE = ("fail", "resume")
 
 _LAYOUTS = 8
 """Layouts in a row that may fail before an engine gives up."""
+
+
+class _Connecting(TypedDict):
+    engine: str
+    credentials: Credentials | None
+    deadlines: Deadlines | None
 
 
 class Engine:
@@ -67,6 +74,8 @@ class Engine:
         flash_attention: str = "auto",
         spares: str = "",
         on_failure: str = "fail",
+        credentials: Credentials | None = None,
+        deadlines: Deadlines | None = None,
         on_progress: Callable[[float], None] | None = None,
     ) -> None:
         """Load `model`.
@@ -78,7 +87,8 @@ class Engine:
         `exact` keeps the host from repacking weights, so that results equal a
         local `exact` run bit for bit. With `on_failure="resume"` a generation
         outlives its workers: the model is laid out again over those that are
-        left and the `spares` (endpoints), and the text goes on.
+        left and the `spares` (endpoints), and the text goes on. `credentials`
+        and `deadlines` are for the endpoints that this engine connects to.
 
         Raises:
             UsageError: settings that cannot be.
@@ -90,7 +100,11 @@ class Engine:
             raise UsageError(f"on_failure is {on_failure!r}, not {known}")
         self._resumes = on_failure == "resume"
         self._spares = parse_endpoints(spares) if spares else []
-        self._engine = engine
+        self._connecting: _Connecting = {
+            "engine": engine,
+            "credentials": credentials,
+            "deadlines": deadlines,
+        }
         self._layout = Layout(
             model=Path(model),
             devices=devices,
@@ -110,7 +124,7 @@ class Engine:
         self._joined: list[Connection] = []
         """Connections to leave at the end."""
         if isinstance(rpc, str):
-            rpc = remote.connect(rpc, engine=engine) if rpc else []
+            rpc = remote.connect(rpc, **self._connecting) if rpc else []
             self._joined = _connections(rpc)
         self._endpoints = list(dict.fromkeys(device.endpoint for device in rpc))
         self.n_past = 0
@@ -175,7 +189,7 @@ class Engine:
             loaded, self._loaded = self._loaded, None
             loaded.close()
         found = remote.try_connect(
-            [*self._endpoints, *self._spares], engine=self._engine
+            [*self._endpoints, *self._spares], **self._connecting
         )
         devices = [d for r in found.values() if isinstance(r, list) for d in r]
         joined, self._joined = self._joined, _connections(devices)
@@ -214,6 +228,10 @@ class Engine:
             RemoteError: names the endpoint, the command and the cause.
         """
         self.loaded.check()
+
+    def health(self) -> list[Health]:
+        """How each worker is: asked now, unless it has failed before."""
+        return [c.health() for c in _connections(self.remote_devices)]
 
     def report(self) -> list[DeviceReport]:
         """What each device holds: remote ones first, then this machine's."""

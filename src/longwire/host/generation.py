@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from longwire.client.connection import Connection, Traffic
+from longwire.client.connection import Connection
+from longwire.client.traffic import Traffic
 from longwire.errors import RemoteError
 from longwire.host.sampling import Sampling
 from longwire.native.model import NativeSampler

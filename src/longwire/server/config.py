@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 
+from longwire.transport.tls import TlsFiles
+
 __all__ = ["SessionConfig"]
 
 
@@ -27,6 +29,10 @@ class SessionConfig:
     """Silence between two commands that ends a session; 0: none does."""
     stall_timeout_s: float = 60.0
     """Silence within a message that ends a session; 0: none does."""
+    token_file: str | None = None
+    """Clients must prove that they know a token in it."""
+    tls: TlsFiles | None = None
+    """Files for TLS; None is plain TCP."""
     log_format: str = "text"
     live_figures: bool = False
     """Report what was done so far about once per second, not only at the end."""
@@ -36,4 +42,7 @@ class SessionConfig:
 
     @classmethod
     def decode(cls, text: str) -> SessionConfig:
-        return cls(**json.loads(text))
+        fields = json.loads(text)
+        if fields["tls"] is not None:
+            fields["tls"] = TlsFiles(**fields["tls"])
+        return cls(**fields)

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+from longwire.server.access import AllowList
 from longwire.server.limits import Limits
 from longwire.server.metrics import Metrics
 
@@ -45,6 +46,7 @@ class Lobby:
         self,
         listener: socket.socket,
         limits: Limits,
+        allow: AllowList,
         metrics: Metrics,
         selector: selectors.BaseSelector,
     ) -> None:
@@ -54,6 +56,7 @@ class Lobby:
         """In order of their deadlines."""
         self._listener = listener
         self._limits = limits
+        self._allow = allow
         self._metrics = metrics
         self._selector = selector
         self._listening = False
@@ -92,6 +95,10 @@ class Lobby:
         except BlockingIOError:
             return
         peer = f"{address[0]}:{address[1]}"
+        if not self._allow.admits(address[0]):
+            sock.close()
+            self._refuse(peer, "address", "is not in --allow")
+            return
         deadline = time.monotonic() + self._limits.handshake_s
         self._silent[sock] = Guest(sock, peer, deadline)
         self._selector.register(sock, selectors.EVENT_READ)
@@ -134,9 +141,12 @@ class Lobby:
     def _give_up(self, sock: socket.socket, reason: str, words: str) -> None:
         guest = self._leave_silence(sock)
         sock.close()
+        self._refuse(guest.peer, reason, words)
+
+    def _refuse(self, peer: str, reason: str, words: str) -> None:
         self._metrics.refused(reason)
-        fields = {"peer": guest.peer, "refused": reason}
-        _log.warning("%s %s, closed", guest.peer, words, extra=fields)
+        fields = {"peer": peer, "refused": reason}
+        _log.warning("%s %s, closed", peer, words, extra=fields)
 
     def _leave_silence(self, sock: socket.socket) -> Guest:
         self._selector.unregister(sock)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 
-from longwire.errors import WIRE_CODES, LongwireError
+from longwire.errors import WIRE_CODES, LongwireError, Unauthenticated
 from longwire.native.compute import op_names
 from longwire.server.state import Handler, Pieces, SessionState
 from longwire.server.tensors import LinkedTensor
@@ -17,6 +18,7 @@ from longwire.wire.lx import (
     LxStartAnswer,
     SupportsOps,
 )
+from longwire.wire.proof import NONCE_SIZE, matching, server_proof
 from longwire.wire.tensors import TENSOR_SIZE
 
 __all__ = ["LX_HANDLERS", "error_answer"]
@@ -28,10 +30,32 @@ def error_answer(error: LongwireError) -> ErrorAnswer:
     return ErrorAnswer(WIRE_CODES.get(name, 0), name, str(error))
 
 
+def _auth(s: SessionState, body: memoryview, length: int) -> Pieces:
+    if not s.tokens:
+        # A client that was given a token wants to be sure of its server.
+        raise Unauthenticated("LX_AUTH", "this server has no token (--token-file)")
+    s.nonces = bytes(body), secrets.token_bytes(NONCE_SIZE)
+    return [s.nonces[1]]
+
+
+def _prove(s: SessionState, body: memoryview, length: int) -> Pieces:
+    nonces, s.nonces = s.nonces, None
+    if nonces is None:
+        raise Unauthenticated("LX_PROVE", "no LX_AUTH before it")
+    token = matching(s.tokens, bytes(body), *nonces)
+    if token is None:
+        raise Unauthenticated("LX_PROVE", "not the token of this server")
+    s.proven = True
+    return [server_proof(token, *nonces)]
+
+
 def _start(s: SessionState, body: memoryview, length: int) -> Pieces:
+    if s.locked:
+        raise Unauthenticated("LX_START", "a token is needed (--token-file)")
     version = min(LX_VERSION, LxStart.decode(body).version)
     engine = s.devices[0].engine
     s.dialect = s.dialect.with_lx()
+    s.tensors.widen()
     answer = LxStartAnswer(version, engine.profile.label, op_names(engine))
     return [answer.encode()]
 
@@ -50,7 +74,7 @@ def _supports_ops(s: SessionState, body: memoryview, length: int) -> Pieces:
     answers = bytearray()
     for query in request.queries:
         record, srcs = query[:TENSOR_SIZE], query[TENSOR_SIZE:]
-        op = LinkedTensor(record, srcs, "LX_SUPPORTS_OPS")
+        op = LinkedTensor(record, srcs, "LX_SUPPORTS_OPS", wide=True)
         answers.append(device.supports_op(op.native))
     return [answers]
 
@@ -64,4 +88,6 @@ LX_HANDLERS: Mapping[int, Handler] = {
     Command.LX_DEVICE: _device,
     Command.LX_SUPPORTS_OPS: _supports_ops,
     Command.LX_PING: _ping,
+    Command.LX_AUTH: _auth,
+    Command.LX_PROVE: _prove,
 }

@@ -23,8 +23,11 @@ __all__ = ["Metrics", "MetricsPage", "REFUSALS"]
 _log = logging.getLogger("longwire.serve")
 
 REFUSALS = (
+    "address",
     "silent",
     "handshake",
+    "tls",
+    "authentication",
     "idle",
     "stalled",
     "grace",

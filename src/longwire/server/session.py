@@ -11,15 +11,17 @@ from __future__ import annotations
 import faulthandler
 import logging
 import socket
+import ssl
 import struct
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from longwire.errors import LongwireError
+from longwire.errors import LongwireError, Unauthenticated
 from longwire.native.compute import ComputeDevice, select_devices
 from longwire.native.engine import load_engine, on_abort
+from longwire.server.access import Access
 from longwire.server.buffers import BufferTable
 from longwire.server.cache import WeightCache
 from longwire.server.config import SessionConfig
@@ -27,11 +29,11 @@ from longwire.server.control import Control
 from longwire.server.handlers import HANDLERS, STREAMED
 from longwire.server.logs import context, log_to_stderr
 from longwire.server.lx import error_answer
-from longwire.server.state import Pieces, SessionState
+from longwire.server.state import Pieces, Served, SessionState
 from longwire.server.watch import Watch
-from longwire.transport.stream import Stream, tune
-from longwire.wire.constants import Command
-from longwire.wire.dialects import DIALECTS, Shape
+from longwire.transport.stream import tune
+from longwire.transport.tls import explain
+from longwire.wire.dialects import DIALECTS, LX_OFFER, Shape
 from longwire.wire.frames import (
     ANSWER_HEADER,
     REQUEST_HEADER,
@@ -48,7 +50,7 @@ _log = logging.getLogger("longwire.session")
 def serve_client(state: SessionState) -> str:
     """Answer one client until it leaves or breaks a rule; returns the reason."""
     stream, served = state.stream, state.served
-    order = ServerOrder(state.dialect.offering_lx())
+    order = ServerOrder(state.dialect.offering_lx(), locked=state.locked)
     trace = _log.isEnabledFor(logging.DEBUG)
     try:
         while True:
@@ -62,25 +64,30 @@ def serve_client(state: SessionState) -> str:
             body = stream.take(STREAMED.get(number, length))
             if shape.drains and state.running:
                 state.drain()
-            flag = 0
+            flag, refusal = 0, None
             try:
                 if state.latched is not None:
                     raise state.latched
                 answer = HANDLERS[number](state, body, length)
             except LongwireError as error:
-                if not state.dialect.lx:
+                if not state.dialect.lx and number not in LX_OFFER:
                     raise
                 stream.skip(begun + length - stream.taken)
                 served.refusals += 1
                 answer, flag = _refused(state, shape, error), ERROR_BIT
+                refusal = error
             served.commands += 1
             served.bytes_in += REQUEST_HEADER.size + length
             if answer is not None:
                 size = sum(map(len, answer))
                 stream.send([ANSWER_HEADER.pack(flag | size), *answer])
                 served.bytes_out += ANSWER_HEADER.size + size
-            if number == Command.LX_START:
-                order.dialect = state.dialect
+            if number in LX_OFFER:
+                if isinstance(refusal, Unauthenticated):
+                    raise refusal
+                order.locked = state.locked
+                if state.dialect.lx:
+                    order.dialect = state.dialect
     except EOFError:
         if state.command == -1:
             return "the client left"
@@ -88,8 +95,14 @@ def serve_client(state: SessionState) -> str:
     except BlockingIOError:
         state.refused = "stalled"
         return f"the client does not take the answer of {command_name(state.command)}"
+    except ssl.SSLError as error:
+        state.refused = "tls"
+        return f"TLS: {explain(error)}"
     except OSError as error:
         return f"the connection broke: {error}"
+    except Unauthenticated as error:
+        state.refused = "authentication"
+        return f"refused: {error}"
     except LongwireError as error:
         state.refused = "protocol"
         return f"refused: {error}"
@@ -118,6 +131,7 @@ def main() -> int:
     faulthandler.enable()
     log_to_stderr(config.log_format, config.verbosity)
     try:
+        access = Access.load(config.token_file, config.tls)
         engine = load_engine(config.engine)
         devices = select_devices(engine, config.devices)
     except LongwireError as error:
@@ -133,7 +147,7 @@ def main() -> int:
     while (handed := control.next_client()) is not None:
         client, facts = handed
         context.update(session=facts["session"], peer=facts["peer"])
-        if not _serve(client, facts["hello_s"], devices, config, control):
+        if not _serve(client, facts["hello_s"], devices, access, config, control):
             return 0
         context.clear()
     return 0
@@ -158,6 +172,7 @@ def _serve(
     client: socket.socket,
     hello_s: float,
     devices: list[ComputeDevice],
+    access: Access,
     config: SessionConfig,
     control: Control,
 ) -> bool:
@@ -166,6 +181,13 @@ def _serve(
     client.setblocking(True)
     tune(client)
     _bound_sends(client, config.stall_timeout_s)
+    try:
+        stream = access.stream(client)
+    except OSError as error:
+        reason = f"the connection broke: {error}"
+        control.report("idle", reason=reason, refused=None, **Served().figures())
+        client.close()
+        return True
     cache = (
         WeightCache(Path(config.cache_dir), config.cache_limit)
         if config.cache_dir
@@ -176,16 +198,17 @@ def _serve(
         devices=devices,
         n_threads=config.n_threads,
         cache=cache,
-        stream=Stream(client),
+        stream=stream,
+        tokens=access.tokens,
         buffers=BufferTable(control),
     )
-    with Watch(client, state, control, config, hello_s) as watch:
+    with Watch(state, control, config, hello_s) as watch:
         reason = serve_client(state)
     refused = state.refused
     if watch.verdict is not None:
         refused, reason = watch.verdict
     used = state.buffers.opened > 0
-    state.stream.close()
+    stream.close()
     state.close()
     control.report(
         "ended" if used else "idle",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
 from longwire.errors import BadRequest, LongwireError
@@ -51,6 +51,8 @@ class SessionState:
     n_threads: int
     cache: WeightCache | None
     stream: Stream
+    tokens: Sequence[bytes] = ()
+    """A client has to prove that it knows one of these; none are needed if empty."""
     buffers: BufferTable = field(default_factory=BufferTable)
     served: Served = field(default_factory=Served)
     latched: LongwireError | None = None
@@ -61,12 +63,26 @@ class SessionState:
     """What kind of refusal ended the session, if one did."""
     running: bool = False
     """A device may still be at work on a graph."""
+    nonces: tuple[bytes, bytes] | None = None
+    """The client's and ours, while a proof is awaited."""
+    proven: bool = False
+    """The client has proven that it knows a token."""
     tensors: TensorChecker = field(init=False)
     graphs: GraphStore = field(init=False)
 
     def __post_init__(self) -> None:
         self.tensors = TensorChecker(self.buffers)
         self.graphs = GraphStore(self.dialect)
+
+    @property
+    def locked(self) -> bool:
+        """Whether nothing but the handshake works yet."""
+        return bool(self.tokens) and not self.proven
+
+    @property
+    def admitted(self) -> bool:
+        """Whether the handshake is done."""
+        return self.served.commands > 0 and not self.locked
 
     def device(self, index: int, command: str) -> ComputeDevice:
         """The device of that index.

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from longwire.errors import UsageError
+from longwire.server.access import Access, AllowList
 from longwire.server.config import SessionConfig
 from longwire.server.limits import Ledger, Limits
 from longwire.server.lobby import Lobby
@@ -54,6 +55,7 @@ class Supervisor:
         config: SessionConfig,
         on_ready: Callable[[tuple[str, int], dict[str, Any]], None],
         limits: Limits | None = None,
+        allow: AllowList | None = None,
     ) -> None:
         """Bind `host:port` (port 0: any free one); `on_ready` gets the address
         and the first session's report once clients can be served.
@@ -70,7 +72,14 @@ class Supervisor:
         self._on_ready: Callable[..., None] | None = on_ready
         self._selector = selectors.DefaultSelector()
         self._pool = Pool(config, self._selector)
-        self._lobby = Lobby(self._listener, self._limits, self.metrics, self._selector)
+        self._lobby = Lobby(
+            self._listener,
+            self._limits,
+            allow or AllowList(),
+            self.metrics,
+            self._selector,
+        )
+        self._config = config
         self._stopping = False
         self._drain_asked = False
         self._reload_asked = False
@@ -215,6 +224,12 @@ class Supervisor:
                     _log.warning("%d clients did not finish in time", busy)
 
     def _refresh(self) -> None:
+        try:
+            Access.load(self._config.token_file, self._config.tls)
+        except UsageError as error:
+            # Sessions that could not read them would not even start.
+            _log.error("SIGHUP: nothing is reloaded: %s", error)
+            return
         spares = self._pool.spares()
         _log.info("SIGHUP: %d warm sessions start anew", len(spares))
         for session in self._pool.sessions.values():

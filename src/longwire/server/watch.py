@@ -19,14 +19,13 @@ from typing import NamedTuple
 from longwire.server.config import SessionConfig
 from longwire.server.control import Control
 from longwire.server.state import SessionState
-from longwire.wire.frames import command_name
+from longwire.wire.frames import ANSWER_HEADER, command_name
+from longwire.wire.lx import KEEP_ALIVE, KEEP_ALIVE_S
 
 __all__ = ["Deadlines", "Sight", "Verdict", "Watch"]
 
 _SLOWEST = 1024
 """Bytes per second that keep a message alive: a modem manages that."""
-
-_TICK_S = 1.0
 
 
 class Sight(NamedTuple):
@@ -38,6 +37,8 @@ class Sight(NamedTuple):
     """Bytes so far."""
     waiting: bool
     """For bytes of the client."""
+    admitted: bool
+    """Its handshake is done."""
     command: str | None
     """What is being received; None between messages."""
 
@@ -57,7 +58,7 @@ class Deadlines:
     """
 
     hello_s: float
-    """For the first command, counted from the first sight."""
+    """For the handshake, counted from the first sight."""
     idle_s: float
     """Between two messages."""
     stall_s: float
@@ -71,7 +72,7 @@ class Deadlines:
     def tick_s(self) -> float:
         """How often to look."""
         limits = [s / 4 for s in (self.hello_s, self.idle_s, self.stall_s) if s]
-        return max(0.02, min([_TICK_S, *limits]))
+        return max(0.02, min([KEEP_ALIVE_S, *limits]))
 
     def judge(self, now: float, sight: Sight) -> Verdict | None:
         """Look once; a verdict ends the session."""
@@ -86,9 +87,9 @@ class Deadlines:
             or inside != (last.command is not None)
         ):
             self._mark(now, sight)
-        if self.hello_s and not sight.commands and sight.waiting:
+        if self.hello_s and not sight.admitted and sight.waiting:
             if now - self._begun >= self.hello_s:
-                return Verdict("handshake", "no complete HELLO in time")
+                return Verdict("handshake", "no complete handshake in time")
         elif not inside:
             if self.idle_s and now - self._since >= self.idle_s:
                 return Verdict("idle", f"no command for {self.idle_s:g} s")
@@ -114,7 +115,6 @@ class Watch:
 
     def __init__(
         self,
-        client: socket.socket,
         state: SessionState,
         control: Control,
         config: SessionConfig,
@@ -122,7 +122,6 @@ class Watch:
     ) -> None:
         self.verdict: Verdict | None = None
         """Why this thread ended the connection, if it did."""
-        self._client = client
         self._state = state
         self._control = control
         self._config = config
@@ -132,9 +131,11 @@ class Watch:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._reported: object = None
+        self._commands = -1
+        """How many were done at the last look."""
 
     def __enter__(self) -> Watch:
-        self._watched = self._client.dup()
+        self._watched = self._state.stream.duplicate()
         self._thread.start()
         return self
 
@@ -146,8 +147,7 @@ class Watch:
     ) -> None:
         self._done.set()
         # Also wakes the thread, where it was not the client who ended this.
-        with contextlib.suppress(OSError):
-            self._client.shutdown(socket.SHUT_RDWR)
+        self._state.stream.close()
         self._thread.join()
 
     def _run(self) -> None:
@@ -162,6 +162,7 @@ class Watch:
                     with contextlib.suppress(OSError):
                         self._watched.shutdown(socket.SHUT_RDWR)
                     break
+                self._keep_alive()
                 self._report()
         if not self._done.wait(self._config.grace_s):
             self._control.report(
@@ -180,7 +181,23 @@ class Watch:
             command = command_name(state.command)
         elif stream.buffered:
             command = "a header"
-        return Sight(state.served.commands, stream.received, stream.waiting, command)
+        return Sight(
+            state.served.commands,
+            stream.received,
+            stream.waiting,
+            state.admitted,
+            command,
+        )
+
+    def _keep_alive(self) -> None:
+        """Tell a client that waits for the same command as at the last look."""
+        state = self._state
+        commands, before = state.served.commands, self._commands
+        self._commands = commands
+        if commands == before and state.command >= 0 and state.dialect.lx:
+            # A stream that broke is the business of who serves it.
+            with contextlib.suppress(OSError):
+                state.stream.offer(ANSWER_HEADER.pack(KEEP_ALIVE))
 
     def _report(self) -> None:
         if not self._config.live_figures:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import socket
+import ssl
+import threading
 from collections.abc import Sequence
 
 from longwire.transport.endpoint import Endpoint
@@ -24,29 +28,35 @@ _MAX_PIECES = 512
 _MAX_CALL = 1 << 30
 """macOS refuses to send or receive 2 GiB and more in one call."""
 
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""A host that vanished is noticed after a minute of silence; the default is hours."""
+
 
 def tune(sock: socket.socket) -> None:
     """Set what every connection of ours wants: no Nagle, keep-alive."""
     if sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEP_ALIVE.items():
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def connect(endpoint: Endpoint, timeout_s: float) -> Stream:
-    """Open a stream to an endpoint.
+def connect(endpoint: Endpoint, timeout_s: float) -> socket.socket:
+    """Open a connection to an endpoint.
 
     Raises:
         OSError: refused, unreachable, unknown, or no answer in `timeout_s`.
     """
     sock = socket.create_connection((endpoint.host, endpoint.port), timeout_s)
     tune(sock)
-    return Stream(sock)
+    return sock
 
 
 class Stream:
     """A connected socket with a receive buffer.
 
-    Not locked: one owner at a time. After an error the stream is of no use.
+    One owner at a time, but for `offer`. After an error the stream is of no use.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -61,6 +71,8 @@ class Stream:
         """Bytes that have come so far; for another thread to watch, as `waiting`."""
         self.waiting = False
         """Inside of a call that receives."""
+        self._turn = threading.Lock()
+        """Held inside of each call that sends or receives."""
 
     @property
     def buffered(self) -> int:
@@ -74,16 +86,45 @@ class Stream:
     def send(self, pieces: Sequence[Bytes]) -> None:
         """Write all pieces in order, without joining or copying them.
 
+        A deadline counts from the last bytes that went either way: a peer that
+        takes nothing in, but says that it is alive, is waited for.
+
         Raises:
             OSError: the stream broke; an unknown part of the bytes has left.
         """
         pending = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
         while pending:
-            sent = self._sock.sendmsg(_capped(pending[:_MAX_PIECES]))
+            try:
+                with self._turn:
+                    sent = self._write(_capped(pending[:_MAX_PIECES]))
+            except TimeoutError:
+                if not self._heard():
+                    raise
+                continue
             while pending and sent >= len(pending[0]):
                 sent -= len(pending.pop(0))
             if sent:
                 pending[0] = pending[0][sent:]
+
+    def offer(self, data: Bytes) -> bool:
+        """Send a few bytes now or not at all; any thread may.
+
+        Not at all: while the owner sends or receives, or when they would not leave.
+
+        Raises:
+            OSError: the stream broke.
+        """
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            poll = select.poll()
+            poll.register(self._sock, select.POLLOUT)
+            if not poll.poll(0):
+                return False
+            self._write([memoryview(data)])
+            return True
+        finally:
+            self._turn.release()
 
     def take(self, size: int) -> memoryview:
         """The next `size` bytes, as a view that is valid until the next call.
@@ -132,11 +173,42 @@ class Stream:
             self.take(part)
             size -= part
 
-    def close(self) -> None:
-        """Shut the socket down and close it; idempotent."""
-        # A peer that is already gone makes shutdown fail; close is what counts.
+    def fileno(self) -> int:
+        """The descriptor, to wait for."""
+        return self._sock.fileno()
+
+    @property
+    def holds(self) -> bool:
+        """Whether bytes are here that no descriptor tells of."""
+        return self._end > self._start
+
+    def take_some(self) -> memoryview:
+        """The bytes that are there, or else the next that come; valid until the next
+        call.
+
+        Raises:
+            EOFError: the peer closed the stream.
+            OSError: the stream broke.
+        """
+        if self._start == self._end:
+            self._fill(1)
+        start, self._start = self._start, self._end
+        self.taken += self._end - start
+        return self._view[start : self._end]
+
+    def duplicate(self) -> socket.socket:
+        """The bare socket under another descriptor: to look at, and to shut down."""
+        return socket.socket(fileno=os.dup(self._sock.fileno()))
+
+    def hang_up(self) -> None:
+        """Have all calls end that wait here; any thread may. `close` is still due."""
+        # A peer that is already gone makes this fail.
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Shut the socket down and close it; idempotent."""
+        self.hang_up()
         self._sock.close()
 
     def _fill(self, size: int) -> None:
@@ -148,10 +220,32 @@ class Stream:
             self._start, self._end = 0, len(rest)
         self._end += self._receive(self._view[self._end :])
 
+    def _write(self, pieces: list[memoryview]) -> int:
+        """Send some of the bytes; returns how many."""
+        return self._sock.sendmsg(pieces)
+
+    def _heard(self) -> bool:
+        """Whether bytes have come that nobody has waited for."""
+        if self._end == _BUFFER:
+            return False
+        timeout_s = self._sock.gettimeout()
+        self._sock.settimeout(0)
+        try:
+            with self._turn:
+                received = self._sock.recv_into(self._view[self._end :])
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return False
+        finally:
+            self._sock.settimeout(timeout_s)
+        self._end += received
+        self.received += received
+        return received > 0
+
     def _receive(self, target: memoryview) -> int:
-        self.waiting = True
-        received = self._sock.recv_into(target)
-        self.waiting = False
+        with self._turn:
+            self.waiting = True
+            received = self._sock.recv_into(target)
+            self.waiting = False
         if received == 0:
             raise EOFError("the peer closed the connection")
         self.received += received

@@ -90,3 +90,5 @@ class Command(IntEnum):
     LX_DEVICE = 0x81
     LX_SUPPORTS_OPS = 0x82
     LX_PING = 0x83
+    LX_AUTH = 0x84
+    LX_PROVE = 0x85

@@ -11,6 +11,7 @@ from longwire.wire.constants import (
     U64_MAX,
     Command,
 )
+from longwire.wire.proof import NONCE_SIZE, PROOF_SIZE
 from longwire.wire.tensors import TENSOR_SIZE
 
 __all__ = [
@@ -62,7 +63,7 @@ class Dialect:
         return command in self.shapes
 
     def offering_lx(self) -> Dialect:
-        """This dialect, and the one command that starts LX."""
+        """This dialect, and the commands that come before LX or start it."""
         return replace(self, shapes={**self.shapes, **LX_OFFER})
 
     def with_lx(self) -> Dialect:
@@ -129,7 +130,11 @@ V8 = Dialect(
 MAX_SUPPORT_QUERIES = 1024
 """Ops per LX_SUPPORTS_OPS: more than a graph has kinds of, and below 4 MiB."""
 
-LX_OFFER: Mapping[int, Shape] = {_C.LX_START: _fixed(4, ANY)}
+LX_OFFER: Mapping[int, Shape] = {
+    _C.LX_START: _fixed(4, ANY),
+    _C.LX_AUTH: _fixed(NONCE_SIZE, NONCE_SIZE),
+    _C.LX_PROVE: _fixed(PROOF_SIZE, PROOF_SIZE),
+}
 
 LX_SHAPES: Mapping[int, Shape] = {
     _C.LX_DEVICE: _fixed(4, ANY),

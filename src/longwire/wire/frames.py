@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from longwire.errors import BadFrame, BadRequest, UnknownCommand
+from longwire.errors import BadFrame, BadRequest, Unauthenticated, UnknownCommand
 from longwire.wire.constants import Command
-from longwire.wire.dialects import Dialect, Shape
+from longwire.wire.dialects import LX_OFFER, Dialect, Shape
 
 __all__ = ["ANSWER_HEADER", "REQUEST_HEADER", "ServerOrder", "command_name"]
 
@@ -32,6 +32,8 @@ class ServerOrder:
 
     dialect: Dialect
     greeted: bool = False
+    locked: bool = False
+    """A token has to be proven before anything but the handshake."""
 
     def admit(self, number: int, length: int) -> Shape:
         """Check one request header before any of its body is read.
@@ -40,6 +42,7 @@ class ServerOrder:
             UnknownCommand: not a command of this dialect.
             BadFrame: a length the command cannot have.
             BadRequest: something before HELLO, or a second HELLO.
+            Unauthenticated: something that needs a token first.
         """
         shape = self.dialect.shapes.get(number)
         if shape is None:
@@ -54,5 +57,8 @@ class ServerOrder:
                 else f"{shape.least} to {shape.most}"
             )
             raise BadFrame(command_name(number), length, expected)
+        if self.locked and self.greeted and number not in LX_OFFER:
+            reason = "a token is needed first (llama.cpp: through longwire tunnel)"
+            raise Unauthenticated(command_name(number), reason)
         self.greeted = True
         return shape

@@ -10,12 +10,15 @@ import struct
 from typing import NamedTuple
 
 from longwire.errors import BadFrame, LimitExceeded
+from longwire.wire.constants import U64_MAX
 from longwire.wire.dialects import MAX_SUPPORT_QUERIES
 from longwire.wire.messages import U32, Bytes
 from longwire.wire.tensors import TENSOR_SIZE
 
 __all__ = [
     "ERROR_BIT",
+    "KEEP_ALIVE",
+    "KEEP_ALIVE_S",
     "MAX_ANSWER",
     "ErrorAnswer",
     "LxDevice",
@@ -26,6 +29,12 @@ __all__ = [
 ]
 
 ERROR_BIT = 1 << 63
+
+KEEP_ALIVE = U64_MAX
+"""In place of an answer's length: the answer is not there yet, but the server is."""
+
+KEEP_ALIVE_S = 1.0
+"""How often a server says so, about."""
 
 MAX_ANSWER = 1 << 16
 """An LX answer of variable size is names and a sentence; this is plenty."""
