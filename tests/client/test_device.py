@@ -228,7 +228,7 @@ class TestBuffer:
         alloc = r.ggml.library.ggml_backend_buft_alloc_buffer
         assert alloc(r.buffer_type, 4096) is None
         assert r.connection.healthy
-        assert "RPC9 (worker:50052) has no room for 4096 bytes" in caplog.text
+        assert "RPC9 (worker:50052): no room for 4096 bytes" in caplog.text
 
     @pytest.mark.parametrize(
         ("kind", "ne", "inits"),

@@ -153,8 +153,8 @@ class TestOne:
         assert len(records._known) <= 100
 
 
-class TestWide:
-    """What does not fit 32 bits is refused, never cut off."""
+class TestNarrow:
+    """Without LX, what does not fit 32 bits is refused, never cut off."""
 
     @pytest.mark.parametrize(
         ("ne", "kind", "fits"),
@@ -173,7 +173,7 @@ class TestWide:
         self, ggml: Ggml, arena: Arena, ne: tuple[int, ...], kind: int, fits: bool
     ) -> None:
         tensor = ggml.tensor(arena[0], *ne, type=kind, name="wide")
-        assert read_tensor(tensor).fits is fits
+        assert Records({}).fit(read_tensor(tensor)) is fits
         if fits:
             record = Tensor.decode(Records({}).of(tensor))
             cut = [min(stride, 2**32 - 1) for stride in read_tensor(tensor).nb]
@@ -192,6 +192,78 @@ class TestWide:
         change(wide, "nb", [2**32, 2**32, 2**32, 2**32])
         with pytest.raises(UsageError, match="32 bits"):
             Records({}).graph(ggml.graph(context, node), 0, 1)
+
+
+class TestWide:
+    """With LX, strides may have 62 bits with the elements along them."""
+
+    @pytest.mark.parametrize(
+        ("ne", "nb", "fits"),
+        [
+            ((2, 3, 5, 7), (4, 2**32, 2**33, 5 * 2**33 + 3), True),
+            ((4, 2, 1, 1), (4, 2**60, 2**61, 2**61), True),
+            ((4, 2, 1, 1), (4, 2**61, 64, 64), False),
+            ((4, 2, 1, 1), (4, 2**64 - 16, 64, 64), False),
+            ((4, 0, 1, 1), (4, 2**62, 64, 64), False),
+            ((4, 1, 1, 1), (4, 2**63, 64, 64), False),
+            # An extent still has 32 bits.
+            ((2**32 - 1, 1, 1, 1), (4, 2**34, 2**34, 2**34), True),
+            ((2**32, 1, 1, 1), (4, 2**34, 2**34, 2**34), False),
+        ],
+    )
+    def test_one_and_a_graph(
+        self,
+        ggml: Ggml,
+        arena: Arena,
+        ne: tuple[int, ...],
+        nb: tuple[int, ...],
+        fits: bool,
+    ) -> None:
+        context = arena[0]
+        tensor = ggml.tensor(context, 4, name="wide")
+        node = ggml.library.ggml_add(context, tensor, tensor)
+        change(tensor, "ne", ne)
+        change(tensor, "nb", nb)
+        records, graph = Records({}, wide=True), ggml.graph(context, node)
+        assert records.fit(read_tensor(tensor)) is fits
+        if not fits:
+            with pytest.raises(UsageError, match=r"tensor 'wide': .*strides: 62"):
+                records.of(tensor)
+            with pytest.raises(UsageError, match="a graph's shapes or strides"):
+                records.graph(graph, 0, 1)
+            return
+        single = Tensor.decode(records.of(tensor), wide=True)
+        assert (single.ne, single.nb, single.name) == (ne, nb, b"wide")
+        built = records.graph(graph, 0, 1)
+        found = by_id(built)[single.id].tobytes()
+        assert Tensor.decode(found, wide=True)._replace(use_count=0) == single
+
+    @pytest.mark.parametrize("n", [46, 47, 48, 63])
+    def test_names_are_cut(self, ggml: Ggml, arena: Arena, n: int) -> None:
+        context = arena[0]
+        tensor = ggml.tensor(context, 4, name="n" * n)
+        records = Records({}, wide=True)
+        node = ggml.library.ggml_add(context, tensor, tensor)
+        built = records.graph(ggml.graph(context, node), 0, 1)
+        for record in (
+            records.of(tensor),
+            by_id(built)[Tensor.decode(records.of(tensor)).id].tobytes(),
+        ):
+            found = Tensor.decode(record, wide=True)
+            assert found.name == b"n" * min(n, 47)
+            assert found.nb == (4, 16, 16, 16)
+
+    def test_a_short_name_hides_no_rest_of_a_longer_one(
+        self, ggml: Ggml, arena: Arena
+    ) -> None:
+        """ggml leaves it behind the NUL, where the strides' halves go."""
+        context = arena[0]
+        tensor = ggml.tensor(context, 4, name="n" * 63)
+        ggml.library.ggml_set_name(tensor, b"short")
+        node = ggml.library.ggml_add(context, tensor, tensor)
+        built = Records({}, wide=True).graph(ggml.graph(context, node), 0, 1)
+        assert (built.tensors["nb_high"] == 0).all()
+        assert b"short" in built.tensors["name"].tolist()
 
 
 def by_id(graph: Graph) -> dict[int, Any]:

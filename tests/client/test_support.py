@@ -28,7 +28,8 @@ class Server:
         return bytes([op.op != TOP_K or op.ne[0] <= 1024])
 
     def encode(self, tensor: NativeTensor) -> bytes:
-        return Tensor(1, tensor.type, 0, tensor.ne, tensor.nb, tensor.op).encode()
+        record = Tensor(1, tensor.type, 0, tensor.ne, tensor.nb, tensor.op)
+        return record.encode(wide=True)
 
 
 def tensor(op: int, *ne: int, kind: int = 0) -> NativeTensor:
@@ -80,6 +81,17 @@ def test_a_limit_is_found_and_kept() -> None:
     assert not device.supports(tensor(TOP_K, 1025), ten())
     assert device.supports(tensor(TOP_K, 1023), ten())
     assert device.asked == 4
+
+
+def test_wide_strides_are_a_kind_of_their_own() -> None:
+    device, server = support()
+    far = tensor(0, 16, 2)._replace(nb=(4, 1 << 32, 1 << 33, 1 << 33))
+    assert device.supports(tensor(ADD, 16, 2), ten(far))
+    assert device.supports(tensor(ADD, 16, 2), ten(far))
+    assert device.asked == 1
+    near = far._replace(nb=(4, 1 << 30, 1 << 31, 1 << 31))
+    assert device.supports(tensor(ADD, 16, 2), ten(near))
+    assert device.asked == 2
 
 
 def test_layout_ops_are_never_asked_about() -> None:

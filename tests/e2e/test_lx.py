@@ -9,13 +9,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from longwire.client import remote
+from longwire.client.buffer import Session
 from longwire.client.connection import Connection, Deadlines
+from longwire.client.device import RemoteDevice
+from longwire.client.greeting import open_connection
 from longwire.errors import RemoteFailure
 from longwire.native.compute import ComputeDevice, select_devices
 from longwire.native.engine import load_engine
+from longwire.native.plugin import Registry
 from longwire.server.session import serve_client
 from longwire.server.state import SessionState
 from longwire.transport.endpoint import parse_endpoint
@@ -25,6 +30,7 @@ from longwire.wire.constants import Command
 from longwire.wire.dialects import V8
 from longwire.wire.graphs import GraphRecompute
 from support.client import RawClient
+from support.ggml import F32, Ggml, f32, open_ggml
 from support.models import GREEDY, N_TOKENS, PROMPT, exact_engine
 
 Worker = Callable[..., str]
@@ -103,7 +109,7 @@ def test_a_worker_says_what_its_device_is(worker: Worker) -> None:
 
 @pytest.fixture
 def connection(worker: Worker) -> Iterator[Connection]:
-    opened = Connection.open(parse_endpoint(worker()), Deadlines())
+    opened = open_connection(parse_endpoint(worker()), Deadlines())
     yield opened
     opened.close()
 
@@ -142,3 +148,83 @@ def test_without_lx_start_a_refusal_still_ends_the_session(worker: Worker) -> No
         client.hello()
         client.post(Command.BUFFER_GET_BASE, m.U64.pack(12345))
         client.expect_closed()
+
+
+GIB = 1 << 30
+
+
+class FarRows:
+    """The sum of two rows that lie 5 GiB apart and two that do not.
+
+    In memory of 6 GiB, of which the system gives the few pages that are written to.
+    """
+
+    def __init__(self, ggml: Ggml, context: int) -> None:
+        self.ggml = ggml
+        # An extent has 32 bits: this many floats fit, and their bytes need not.
+        self.base = ggml.tensor(context, 6 * GIB // 4 - 1024, type=F32)
+        self.b = ggml.tensor(context, 4, 2)
+        far = ggml.library.ggml_view_2d(context, self.base, 4, 2, 5 * GIB, 64)
+        self.sum = ggml.library.ggml_add(context, far, self.b)
+        self.graph = ggml.graph(context, self.sum)
+        self.view = far
+
+    def computed_on(self, device: int) -> bytes:
+        """Place everything on a device, compute, and read the sum."""
+        library = self.ggml.library
+        kind = library.ggml_backend_dev_buffer_type(device)
+        buffer = library.ggml_backend_buft_alloc_buffer(kind, 6 * GIB)
+        backend = library.ggml_backend_dev_init(device, None)
+        try:
+            self.ggml.place(buffer, self.base)
+            self.ggml.place(buffer, self.b, self.sum, offset=6 * GIB - 4096)
+            assert library.ggml_backend_view_init(self.view) == 0
+            x = f32(range(8))
+            for tensor, data, offset in (
+                (self.base, x[:4], 64),
+                (self.view, x[4:], 5 * GIB),
+                (self.b, x, 0),
+            ):
+                library.ggml_backend_tensor_set(
+                    tensor, data.ctypes.data, offset, data.nbytes
+                )
+            assert library.ggml_backend_graph_compute(backend, self.graph) == 0
+            found = np.zeros(8, np.float32)
+            library.ggml_backend_tensor_get(self.sum, found.ctypes.data, 0, 32)
+            return found.tobytes()
+        finally:
+            library.ggml_backend_free(backend)
+            library.ggml_backend_buffer_free(buffer)
+
+
+def test_rows_5_gib_apart_travel(worker: Worker) -> None:
+    ggml = open_ggml("xllamacpp")
+    library = ggml.library
+    devices = remote.connect(worker(), engine="xllamacpp")
+    address = devices[0].plugin.address
+    results = []
+    for device in (library.ggml_backend_dev_by_name(b"CPU"), address):
+        with ggml.context() as context:
+            rows = FarRows(ggml, context)
+            assert library.ggml_backend_dev_supports_op(device, rows.sum)
+            results.append(rows.computed_on(device))
+    devices[0].connection.check()
+    remote.close(devices)
+    assert results == [(2 * f32(range(8))).tobytes()] * 2
+
+
+def test_rows_5_gib_apart_stay_here_without_lx(worker: Worker) -> None:
+    ggml = open_ggml("xllamacpp")
+    endpoint = parse_endpoint(worker())
+    stream = Stream(socket.create_connection((endpoint.host, endpoint.port), 10))
+    connection = Connection(endpoint, stream, V8)
+    connection.ask(Command.HELLO, m.Hello().encode())
+    device = RemoteDevice(Registry(ggml.engine), "PLAIN0", 0, Session(connection))
+    supports = ggml.library.ggml_backend_dev_supports_op
+    with ggml.context() as context:
+        rows = FarRows(ggml, context)
+        assert not supports(device.plugin.address, rows.sum)
+        near = ggml.library.ggml_add(context, rows.b, rows.b)
+        assert supports(device.plugin.address, near)
+    assert connection.healthy
+    connection.close()

@@ -168,7 +168,7 @@ class TestMemory:
         until(lambda: memory(one).free == 40 * MIB)
         assert one.alloc(41 * MIB) == (0, 0, 0)
         assert one.alloc(1 << 62) == (0, 0, 0)
-        worker.logged(rf"ALLOC_BUFFER of {41 * MIB} bytes refused: this client holds 0")
+        worker.logged(rf"no room for {41 * MIB} bytes: this client holds 0")
         assert one.alloc(40 * MIB).handle
         assert one.alloc(0) == (0, 0, 0)
         assert one.device_count() == 1
@@ -180,7 +180,7 @@ class TestMemory:
         until(lambda: memory(two).free == 40 * MIB)
         kept = one.alloc(40 * MIB)
         assert two.alloc(30 * MIB) == (0, 0, 0)
-        worker.logged(r"refused: all clients hold 41943040 of 67108864 bytes")
+        worker.logged(r"bytes: all clients hold 41943040 of 67108864 bytes")
         assert two.alloc(20 * MIB).handle
         one.free(kept)
         assert one.device_count() == 1

@@ -67,6 +67,8 @@ SPOILT: list[tuple[str, list[Change], str]] = [
     ("ADD quantised", [kind(1, F16)], "type of src 1"),
     ("ADD_ID", [ne(2, 0, 1)], "differ in rows"),
     ("ADD_ID", [kind(2, F32)], "type of src 2"),
+    ("ADD_ID", [ne(1, 2, 0)], "src 1 is empty"),
+    ("ADD_ID", [ne(2, 3, 0)], "src 2 is empty"),
     ("ADD1", [kind(1, F16)], "type of src 1"),
     ("ACC", [param(0, -32), param(1, 128)], "negative stride or offset"),
     ("ACC", [param(3, -4)], "negative stride or offset"),
@@ -125,6 +127,7 @@ SPOILT: list[tuple[str, list[Change], str]] = [
     ("SOFT_MAX mask", [ne(1, 1, 2)], "mask has too few rows"),
     ("SOFT_MAX mask", [kind(1, 24)], "type of src 1"),
     ("SOFT_MAX sinks", [ne(2, 0, 3)], "not one per head"),
+    ("SOFT_MAX sinks", [ne(2, 1, 0)], "src 2 is empty"),
     ("SOFT_MAX_BACK", [ne(1, 0, 4)], "differ in shape"),
     ("ROPE 0", [param(1, 10)], "dimensions beyond the row"),
     ("ROPE 0", [param(1, 0)], "bad number of dimensions"),
@@ -132,6 +135,7 @@ SPOILT: list[tuple[str, list[Change], str]] = [
     ("ROPE 2", [ne(1, 0, 2)], "not a position each"),
     ("ROPE 8", [param(11, 1), param(12, -1), param(13, 0)], "bad sections"),
     ("ROPE factors", [ne(2, 0, 1)], "too few factors"),
+    ("ROPE factors", [ne(2, 0, 4), ne(2, 3, 0)], "src 2 is empty"),
     ("ROPE_BACK", [param(15, -2)], "bad offset"),
     ("CLAMP", [nb(0, 1, 100)], "leave the tensor|outside"),
     ("CONV_TRANSPOSE_1D", [param(0, 3)], "shape of dst"),
@@ -158,7 +162,13 @@ SPOILT: list[tuple[str, list[Change], str]] = [
     ("ARANGE", [kind("dst", I32)], "type of dst"),
     ("ARANGE", [param(2, 0)], "shape of dst"),
     ("TIMESTEP_EMBEDDING", [param(0, 9)], "shape of dst"),
+    ("TIMESTEP_EMBEDDING", [ne(0, 1, 0)], "src 0 is empty"),
     ("ARGSORT", [ne("dst", 0, 8)], "differ in shape"),
+    (
+        "ARGSORT",
+        [ne(0, 2, 2), ne("dst", 2, 2), nb("dst", 1, 4), nb("dst", 2, 400)],
+        "strides of dst",
+    ),
     ("TOP_K", [ne(0, 0, 3)], "more columns"),
     ("LEAKY_RELU", [ne("dst", 1, 2)], "differ in shape"),
     ("TRI 0", [param(0, 4)], "unknown triangle"),
@@ -169,12 +179,14 @@ SPOILT: list[tuple[str, list[Change], str]] = [
     ("FLASH_ATTN_EXT f16", [ne(3, 1, 2)], "mask has too few rows"),
     ("FLASH_ATTN_EXT sinks", [kind(1, I32)], "type of src 1"),
     ("FLASH_ATTN_EXT sinks", [ne(4, 0, 3)], "not one per head"),
+    ("FLASH_ATTN_EXT sinks", [ne(4, 2, 0)], "src 4 is empty"),
     ("SSM_CONV", [ne(0, 0, 6)], "window per token"),
     ("SSM_SCAN 2", [param(0, 2)], "room for all states"),
     ("SSM_SCAN 2", [nb(0, 3, 4)], "strides of src 0"),
     ("WIN_PART", [param(0, 2)], "shape of dst"),
     ("WIN_UNPART", [ne(0, 3, 5)], "too few windows"),
     ("GET_REL_POS", [ne(0, 1, 8)], "shape of src 0"),
+    ("GET_REL_POS", [ne(0, 2, 0)], "src 0 is empty"),
     ("ADD_REL_POS", [ne(1, 0, 2)], "differ in shape"),
     ("RWKV_WKV6", [ne(3, 0, 32)], "shape of src 3"),
     ("GATED_LINEAR_ATTN", [ne(4, 0, 64)], "size of the state"),
@@ -264,6 +276,27 @@ def test_an_op_without_a_constructor_is_refused(local: Local) -> None:
             local.build(message)
 
 
+def test_an_empty_result_may_come_of_empty_sources(local: Local) -> None:
+    none = [ne(0, 2, 0), ne(2, 1, 0), ne("dst", 2, 0)]
+    with built(local.ggml, BY_NAME["ADD_ID"]) as graph:
+        local.build(spoilt(local.message(graph), *none))
+
+
+def in_the_place_of(message: Graph, slot: int) -> Graph:
+    """The graph with the last node's result where that node's source is."""
+    records = message.tensors
+    (last,) = np.flatnonzero(records["id"] == message.nodes[-1])
+    (source,) = np.flatnonzero(records["id"] == records["src"][last, slot])
+    return spoilt(message, Change("dst", "data", None, records["data"][source]))
+
+
+def test_a_sort_in_place_is_refused(local: Local) -> None:
+    with built(local.ggml, BY_NAME["ARGSORT"]) as graph:
+        message = in_the_place_of(local.message(graph), 0)
+        with pytest.raises(BadRequest, match="dst overlaps src 0"):
+            local.build(message)
+
+
 # Ids that kernels follow unchecked.
 
 
@@ -326,6 +359,16 @@ def test_ids_that_another_node_overwrites_are_refused(local: Local) -> None:
         assert len(local.build(message).indices) == 1
         records["data"][records["id"] == square] = place
         with pytest.raises(BadRequest, match="nothing bounds them"):
+            local.build(message)
+
+
+@pytest.mark.parametrize(("name", "slot"), [("MUL_MAT_ID", 2), ("SSM_SCAN 2", 6)])
+def test_ids_that_their_own_node_overwrites_are_refused(
+    name: str, slot: int, local: Local
+) -> None:
+    with built(local.ggml, BY_NAME[name]) as graph:
+        message = in_the_place_of(local.message(graph), slot)
+        with pytest.raises(BadRequest, match="dst overlaps the ids"):
             local.build(message)
 
 

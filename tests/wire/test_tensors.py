@@ -7,8 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from longwire.wire.tensors import NULL_TENSOR, TENSOR, TENSOR_SIZE, Tensor
+from longwire.wire.tensors import (
+    NULL_TENSOR,
+    STRIDE_LIMIT,
+    TENSOR,
+    TENSOR_SIZE,
+    WIDE_TENSOR,
+    Tensor,
+    put_strides,
+    strides,
+    too_wide,
+)
 
 OP_PARAMS = struct.pack("<16i", *range(-8, 8))
 
@@ -146,3 +158,84 @@ def test_a_shape_beyond_32_bits_is_refused_not_cut(field: str, dim: int) -> None
     shape[dim] = 2**32
     with pytest.raises(struct.error):
         ZERO._replace(**{field: shape}).encode()
+
+
+class TestWide:
+    """LX: the last 16 bytes of the name are the high halves of the strides."""
+
+    NB = (4, 0x1_0000_0000, 0x23456789_ABCDEF01, 2**64 - 1)
+    WIDE = FULL._replace(nb=NB)
+
+    def test_the_halves_are_at_their_offsets(self) -> None:
+        record = self.WIDE.encode(wide=True)
+        assert struct.unpack_from("<4I", record, 36) == (4, 0, 0xABCDEF01, 2**32 - 1)
+        assert struct.unpack_from("<4I", record, 276) == (0, 1, 0x23456789, 2**32 - 1)
+        assert record[228:276] == b"blk.0.attn_q.weight".ljust(48, b"\0")
+        # All else is where it always was.
+        plain = FULL.encode()
+        assert record[:36] + record[52:228] + record[292:] == (
+            plain[:36] + plain[52:228] + plain[292:]
+        )
+
+    def test_numpy_reads_the_same(self) -> None:
+        records = np.frombuffer(self.WIDE.encode(wide=True) + NULL_TENSOR, WIDE_TENSOR)
+        assert strides(records).tolist() == [list(self.NB), [0, 0, 0, 0]]
+        assert records["name"].tolist() == [b"blk.0.attn_q.weight", b""]
+        assert WIDE_TENSOR.itemsize == TENSOR_SIZE
+        assert WIDE_TENSOR.fields is not None and TENSOR.fields is not None
+        for field in TENSOR.fields.keys() - {"name"}:
+            assert WIDE_TENSOR.fields[field] == TENSOR.fields[field]
+
+    def test_without_lx_a_name_is_no_stride(self) -> None:
+        record = FULL._replace(name=b"n" * 64).encode()
+        assert Tensor.decode(record).nb == FULL.nb
+        assert Tensor.decode(record).name == b"n" * 64
+        assert strides(np.frombuffer(record, TENSOR)).tolist() == [list(FULL.nb)]
+
+    @pytest.mark.parametrize("n", [0, 46, 47, 48, 64])
+    def test_a_long_name_is_cut(self, n: int) -> None:
+        tensor = FULL._replace(name=b"n" * n)
+        record = tensor.encode(wide=True)
+        assert record[275] == 0
+        assert Tensor.decode(record, wide=True) == tensor._replace(
+            name=b"n" * min(n, 47)
+        )
+
+    @pytest.mark.parametrize("dim", range(4))
+    def test_a_stride_beyond_64_bits_is_refused_not_cut(self, dim: int) -> None:
+        nb: Any = [1, 1, 1, 1]
+        nb[dim] = 2**64
+        with pytest.raises(struct.error):
+            ZERO._replace(nb=nb).encode(wide=True)
+
+    @given(
+        nb=st.tuples(*[st.integers(0, 2**64 - 1)] * 4),
+        name=st.binary(max_size=47).filter(lambda name: b"\0" not in name),
+    )
+    def test_what_is_written_is_read(
+        self, nb: tuple[int, int, int, int], name: bytes
+    ) -> None:
+        tensor = FULL._replace(nb=nb, name=name)
+        record = tensor.encode(wide=True)
+        assert Tensor.decode(record, wide=True) == tensor
+        found = np.frombuffer(record, WIDE_TENSOR)
+        assert strides(found).tolist() == [list(nb)]
+        written = np.zeros(1, WIDE_TENSOR)
+        put_strides(written, np.array([nb], np.uint64))
+        assert written["nb"].tolist() == found["nb"].tolist()
+        assert written["nb_high"].tolist() == found["nb_high"].tolist()
+
+    @given(
+        ne=st.tuples(*[st.integers(0, 2**32 - 1)] * 4),
+        nb=st.tuples(*[st.integers(0, 2**64 - 1) | st.integers(0, 2**40)] * 4),
+    )
+    def test_sums_of_what_is_not_too_wide_fit(
+        self, ne: tuple[int, ...], nb: tuple[int, ...]
+    ) -> None:
+        (found,) = too_wide(np.array([ne], np.uint64), np.array([nb], np.uint64))
+        for n, b, wide in zip(ne, nb, found.tolist(), strict=True):
+            reach = max(n, 1) * b
+            assert not (wide and b < 2**32)
+            # As floats, numbers next to the limit are the limit.
+            assert wide or b < 2**32 or reach < STRIDE_LIMIT * (1 + 2**-50)
+            assert not wide or reach > STRIDE_LIMIT * (1 - 2**-50)

@@ -43,7 +43,8 @@ class Session:
         """Live buffers by the address of their `ggml_backend_buffer`."""
         self.unknown_ops: frozenset[int] = frozenset()
         """Our numbers of ops that the server's engine does not have."""
-        self.records = Records(self.buffers, self._match_ops(ops))
+        wide = connection.dialect.lx
+        self.records = Records(self.buffers, self._match_ops(ops), wide)
         self.reuse = GraphReuse(connection.dialect)
         self.alloc_sizes: dict[tuple[object, ...], int] = {}
         self.order = threading.RLock()

@@ -56,4 +56,6 @@ class Credentials:
         """
         if self.tls is None:
             return Stream(sock)
-        return TlsStream(sock, self.tls, endpoint.host)
+        # Neither a zone nor a final dot is part of the name in a certificate.
+        name = endpoint.host.partition("%")[0].rstrip(".")
+        return TlsStream(sock, self.tls, name)

@@ -14,7 +14,7 @@ from longwire.client.buffer import (
 from longwire.client.connection import Connection
 from longwire.client.records import NativeTensor, buffers_of, read_tensor
 from longwire.client.support import OpSupport
-from longwire.errors import LongwireError, RemoteError, UsageError
+from longwire.errors import LongwireError, RemoteError, RemoteFailure, UsageError
 from longwire.native.graph import graph_uid
 from longwire.native.plugin import DevicePlugin, Registry, Rows
 from longwire.transport.endpoint import Endpoint
@@ -120,7 +120,7 @@ class RemoteDevice:
         t = read_tensor(tensor)
         if t.op not in _SIZE_QUERY_OPS and not is_padded(t):
             return least
-        if not t.fits:
+        if not self.session.records.fit(t):
             return least
         # Source shapes stay out of the key: a growing KV cache would miss it
         # each time, and the worst case is always asked first.
@@ -132,22 +132,27 @@ class RemoteDevice:
         return max(size, least)
 
     def _ask_alloc_size(self, tensor: NativeTensor) -> int:
-        encode = self.session.records.encode
+        encode, fit = self.session.records.encode, self.session.records.fit
         sources = [read_tensor(src) if src else None for src in tensor.src]
-        srcs = b"".join(encode(s) if s and s.fits else NULL_TENSOR for s in sources)
+        srcs = b"".join(encode(s) if s and fit(s) else NULL_TENSOR for s in sources)
         body = m.GetAllocSize(self.index, encode(tensor), srcs).encode()
         (size,) = m.U64.unpack(self.connection.ask(Command.GET_ALLOC_SIZE, body))
         return int(size)
 
     def alloc_buffer(self, size: int) -> tuple[RemoteBuffer, int] | None:
-        answer = self.connection.ask(
-            Command.ALLOC_BUFFER, m.AllocBuffer(self.index, size).encode()
-        )
+        body = m.AllocBuffer(self.index, size).encode()
+        try:
+            answer = self.connection.ask(Command.ALLOC_BUFFER, body)
+        except RemoteFailure as error:
+            if not self.connection.healthy:
+                raise
+            # llama.cpp has its own ways when memory is short.
+            self.connection.refusal = None
+            _log.warning("%s (%s): %s", self.name, self.endpoint, error.cause)
+            return None
         handle, true_size = m.AllocBufferAnswer.decode(answer)
         if handle == 0:
-            _log.warning(
-                "%s (%s) has no room for %d bytes", self.name, self.endpoint, size
-            )
+            _log.warning("%s (%s): no room for %d bytes", self.name, self.endpoint, size)
             return None
         if true_size < size:
             reason = f"gave {true_size} bytes where {size} were asked for"
@@ -157,14 +162,15 @@ class RemoteDevice:
     def supports_op(self, op: int) -> bool:
         """What the wire can carry, and the device can do.
 
-        Wide strides and pointers cannot travel. What the device can do is known
-        from a server that speaks LX; another is believed to do everything.
+        Pointers cannot travel, and wide strides only where LX is spoken. What the
+        device can do is known from a server that speaks LX; another is believed to
+        do everything.
         """
-        t = read_tensor(op)
-        if t.op in POINTER_OPS or not t.fits or t.op in self.session.unknown_ops:
+        t, fit = read_tensor(op), self.session.records.fit
+        if t.op in POINTER_OPS or not fit(t) or t.op in self.session.unknown_ops:
             return False
         sources = [read_tensor(src) if src else None for src in t.src]
-        if not all(source.fits for source in sources if source):
+        if not all(fit(source) for source in sources if source):
             return False
         if self.connection.server is None or not self.connection.healthy:
             return True

@@ -16,7 +16,15 @@ from longwire.native.graph import gather, graph_nodes, use_counts
 from longwire.native.memory import read
 from longwire.wire.constants import U32_MAX
 from longwire.wire.graphs import Graph
-from longwire.wire.tensors import TENSOR, Tensor
+from longwire.wire.tensors import (
+    STRIDE_LIMIT,
+    TENSOR,
+    WIDE_NAME,
+    WIDE_TENSOR,
+    Tensor,
+    put_strides,
+    too_wide,
+)
 
 __all__ = ["NativeTensor", "Records", "buffers_of", "read_tensor"]
 
@@ -45,17 +53,20 @@ class NativeTensor(NamedTuple):
     data: int
     name: bytes
 
-    @property
-    def fits(self) -> bool:
-        """Whether shape and strides fit the wire's 32 bits.
+    def fits(self, wide: bool) -> bool:
+        """Whether the wire can carry shape and strides; `wide`: where LX is spoken.
 
-        The stride of a dimension of one element moves nothing and need not.
+        Without LX they have 32 bits each. The stride of a dimension of one element
+        moves nothing and may have more.
         """
         if max(self.ne) > U32_MAX:
             return False
-        return max(self.nb) <= U32_MAX or all(
-            b <= U32_MAX or n == 1 for n, b in zip(self.ne, self.nb, strict=True)
-        )
+        if max(self.nb) <= U32_MAX:
+            return True
+        over = [p for p in zip(self.ne, self.nb, strict=True) if p[1] > U32_MAX]
+        if wide:
+            return all(max(n, 1) * b < STRIDE_LIMIT for n, b in over)
+        return all(n == 1 for n, _ in over)
 
 
 def read_tensor(address: int) -> NativeTensor:
@@ -90,7 +101,7 @@ def buffers_of(graph: int) -> set[int]:
 
 
 def _narrow(nb: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-    """Strides as sent: those over 32 bits move nothing, see `fits`."""
+    """Strides as sent without LX: those over 32 bits move nothing, see `fits`."""
     if max(nb) <= U32_MAX:
         return nb
     a, b, c, d = (min(n, U32_MAX) for n in nb)
@@ -116,9 +127,15 @@ class Records:
         self,
         buffers: Mapping[int, Handled],
         ops: npt.NDArray[np.int32] | None = None,
+        wide: bool = False,
     ) -> None:
-        """`ops` are the server's op numbers by ours, where they differ."""
+        """`ops` are the server's op numbers by ours, where they differ.
+
+        `wide`: LX is spoken, so that strides may have 64 bits.
+        """
         self._buffers = buffers
+        self._wide = wide
+        self._room = "32 bits (strides: 62)" if wide else "32 bits"
         self._ops = ops
         self._mask = secrets.randbits(63) << 1 | 1
         self._known: dict[int, tuple[bytes, bytes]] = {}
@@ -139,12 +156,20 @@ class Records:
         """A buffer is gone, and with it the handle in remembered records."""
         self._known.clear()
 
+    def fit(self, tensor: NativeTensor) -> bool:
+        """Whether this connection can carry the tensor."""
+        return tensor.fits(self._wide)
+
     def encode(self, tensor: NativeTensor) -> bytes:
-        """The record of a tensor that was read before. Its sources are left out."""
-        if not tensor.fits:
+        """The record of a tensor that was read before. Its sources are left out.
+
+        Raises:
+            UsageError: it does not fit.
+        """
+        if not self.fit(tensor):
             raise UsageError(
                 f"tensor {tensor.name.decode(errors='replace')!r}: shape {tensor.ne} "
-                f"with strides {tensor.nb} does not fit the wire's 32 bits"
+                f"with strides {tensor.nb} does not fit the wire's {self._room}"
             )
         buffer = self._buffers.get(tensor.buffer)
         return Tensor(
@@ -152,7 +177,7 @@ class Records:
             type=tensor.type,
             buffer=buffer.handle if buffer else 0,
             ne=tensor.ne,
-            nb=_narrow(tensor.nb),
+            nb=tensor.nb if self._wide else _narrow(tensor.nb),
             op=tensor.op if self._ops is None else int(self._ops[tensor.op]),
             op_params=tensor.op_params,
             flags=tensor.flags,
@@ -160,7 +185,7 @@ class Records:
             view_offs=tensor.view_offs,
             data=tensor.data if buffer else 0,
             name=tensor.name,
-        ).encode()
+        ).encode(self._wide)
 
     def graph(self, graph: int, device: int, uid: int) -> Graph:
         """The message for a `ggml_cgraph`, pruned to what the server needs.
@@ -186,11 +211,8 @@ class Records:
     def _columns(
         self, addresses: npt.NDArray[np.uint64], tensors: npt.NDArray[Any]
     ) -> npt.NDArray[Any]:
-        wide = (tensors["nb"] > U32_MAX) & (tensors["ne"] != 1)
-        if (tensors["ne"] > U32_MAX).any() or wide.any():
-            raise UsageError("a graph's strides do not fit the wire's 32 bits")
-        records = np.zeros(len(tensors), TENSOR)
-        records["nb"] = np.minimum(tensors["nb"], U32_MAX)
+        records = np.zeros(len(tensors), WIDE_TENSOR if self._wide else TENSOR)
+        put_strides(records, self._strides(tensors))
         for name in ("type", "ne", "op", "op_params", "flags", "view_offs"):
             records[name] = tensors[name]
         if self._ops is not None:
@@ -198,6 +220,8 @@ class Records:
         names = np.array(tensors["name"], "S64").view(np.uint8).reshape(-1, 64)
         # ggml leaves what an earlier, longer name had behind the NUL.
         names *= np.logical_and.accumulate(names != 0, axis=1)
+        if self._wide:
+            names[:, WIDE_NAME:] = 0
         records["name"] = names.view("S64").ravel()
         records["id"] = self._masked(addresses)
         records["src"] = self._masked(tensors["src"])
@@ -208,6 +232,17 @@ class Records:
         records["buffer"] = handles[inverse.ravel()]
         records["data"] = np.where(records["buffer"] != 0, tensors["data"], 0)
         return records
+
+    def _strides(self, tensors: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+        """Strides as sent; for many tensors what `fit` and `_narrow` are for one."""
+        ne: npt.NDArray[np.int64] = tensors["ne"]
+        nb: npt.NDArray[np.uint64] = tensors["nb"]
+        wide = too_wide(ne, nb) if self._wide else (nb > U32_MAX) & (ne != 1)
+        if (ne > U32_MAX).any() or wide.any():
+            raise UsageError(
+                f"a graph's shapes or strides do not fit the wire's {self._room}"
+            )
+        return nb if self._wide else np.minimum(nb, U32_MAX)
 
     def _masked(self, addresses: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         masked: npt.NDArray[np.uint64] = np.where(

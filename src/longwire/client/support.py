@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from longwire.client.connection import Connection
 from longwire.client.records import NativeTensor, Records
-from longwire.wire.constants import Command
+from longwire.wire.constants import U32_MAX, Command
 from longwire.wire.lx import SupportsOps
 from longwire.wire.tensors import NULL_TENSOR
 
@@ -87,5 +87,7 @@ def _kind(tensor: NativeTensor) -> Kind:
         nb[0],
         nb[0] <= nb[1] <= nb[2] <= nb[3],
         nb[1] * ne[1] == nb[2] and nb[2] * ne[2] == nb[3],
+        # Kernels that count bytes in 32 bits say no to these.
+        max(nb) > U32_MAX,
         *(min(n & -n, _ALIGNMENT) for n in ne),
     )

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from longwire.errors import BadRequest
+from longwire.errors import BadRequest, RemoteFailure
 from longwire.native.compute import ComputeDevice, NativeBuffer
 
 __all__ = ["BufferTable", "Quota", "SessionBuffer"]
@@ -77,11 +77,13 @@ class BufferTable:
     def __len__(self) -> int:
         return len(self._by_handle)
 
-    def open(self, device: ComputeDevice, size: int) -> SessionBuffer | None:
-        """Allocate on `device`, or return None when there is no room."""
+    def open(self, device: ComputeDevice, size: int) -> SessionBuffer:
+        """Allocate on `device`.
+
+        Raises:
+            RemoteFailure: there is no room, and why.
+        """
         native = self._alloc(device, size)
-        if native is None:
-            return None
         if 0 < native.size <= _RECYCLED:
             device.clear(native, 0)
         handle = secrets.randbits(64)
@@ -115,18 +117,18 @@ class BufferTable:
         """Bytes that the limits leave, and allow; None where there is no limit."""
         return self._quota.room() if self._quota else (None, None)
 
-    def _alloc(self, device: ComputeDevice, size: int) -> NativeBuffer | None:
-        if size > device.max_size():
-            return None
+    def _alloc(self, device: ComputeDevice, size: int) -> NativeBuffer:
+        most = device.max_size()
+        if size > most:
+            raise _no_room(device, size, f"a buffer has at most {most} bytes")
         refusal = self._quota.claim(size) if self._quota else None
         if refusal is not None:
-            _log.warning("ALLOC_BUFFER of %d bytes refused: %s", size, refusal)
-            return None
+            raise _no_room(device, size, refusal)
         native = device.alloc(size)
         if native is None:
-            _log.warning("ALLOC_BUFFER of %d bytes: %s has no room", size, device.name)
             if self._quota:
                 self._quota.release(size)
+            raise _no_room(device, size, "its memory is taken")
         return native
 
     def _free(self, buffer: SessionBuffer) -> None:
@@ -165,3 +167,9 @@ class BufferTable:
                 native = buffer.native
                 rows[i] = (buffer.base, native.size, native.address, native.base)
         return tuple(rows[inverse.ravel()].T)
+
+
+def _no_room(device: ComputeDevice, size: int, reason: str) -> RemoteFailure:
+    cause = f"no room for {size} bytes: {reason}"
+    _log.warning("%s: %s", device.name, cause)
+    return RemoteFailure(device.name, "ALLOC_BUFFER", cause)

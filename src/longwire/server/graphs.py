@@ -16,6 +16,7 @@ from longwire.server.verify import IndexPlan, verify_graph
 from longwire.wire.constants import GRAPH_CACHE_MAX, OP_COUNT, POINTER_OPS
 from longwire.wire.dialects import Dialect
 from longwire.wire.graphs import Graph
+from longwire.wire.tensors import strides, too_wide
 from longwire.wire.types import BLOCK_BYTES, BLOCK_SIZE, TYPE_COUNT
 
 __all__ = ["GraphStore", "StoredGraph", "build_graph"]
@@ -46,11 +47,12 @@ def build_graph(message: Graph, buffers: BufferTable) -> StoredGraph:
         raise BadRequest(_NAME, "a node is listed twice")
 
     native = np.zeros(len(records), GGML_TENSOR)
-    for name in ("type", "ne", "nb", "op", "op_params", "flags", "view_offs"):
+    for name in ("type", "ne", "op", "op_params", "flags", "view_offs"):
         native[name] = records[name]
+    native["nb"] = nb = strides(records)
     # ggml counts on a NUL in a name's 64 bytes.
     native["name"] = records["name"].astype("S63")
-    sizes = _sizes(records)
+    sizes = _sizes(records, nb)
     _place(records, native, sizes, buffers)
     sources = ids.resolve(records["src"].ravel(), "source").reshape(-1, 10)
     views = ids.resolve(records["view_src"], "viewed tensor")
@@ -90,14 +92,16 @@ def _check_shapes(records: Columns) -> None:
     _require(elements < _SIZE_LIMIT, "shape that is too large", records["name"])
 
 
-def _sizes(records: Columns) -> npt.NDArray[np.uint64]:
+def _sizes(records: Columns, nb: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """`nbytes` of every record; sums that would not fit are refused."""
     ne = records["ne"].astype(np.uint64)
-    nb = records["nb"].astype(np.uint64)
+    fits = np.all(~too_wide(ne, nb), axis=1)
+    _require(fits, "strides that are too large", records["name"])
     block = BLOCK_SIZE[records["type"]].astype(np.uint64)
     empty = (ne == 0).any(axis=1)
     last = np.where(ne > 0, ne - np.uint64(1), np.uint64(0))
-    # Two 32-bit factors make less than 2^64; their sum is checked as a float.
+    # Two 32-bit factors make less than 2^64, and others less than 2^62; their
+    # sum is checked as a float.
     spans = last * nb
     spans[:, 0] = np.where(
         block == 1,

@@ -41,8 +41,11 @@ def _device_count(s: SessionState, body: memoryview, length: int) -> Pieces:
 def _alloc_buffer(s: SessionState, body: memoryview, length: int) -> Pieces:
     request = m.AllocBuffer.decode(body)
     device = s.device(request.device, "ALLOC_BUFFER")
-    buffer = s.buffers.open(device, request.size)
-    if buffer is None:
+    try:
+        buffer = s.buffers.open(device, request.size)
+    except RemoteFailure:
+        if s.dialect.lx:
+            raise
         return [m.AllocBufferAnswer(0, 0).encode()]
     return [m.AllocBufferAnswer(buffer.handle, buffer.size).encode()]
 
@@ -199,7 +202,7 @@ def _get_alloc_size(s: SessionState, body: memoryview, length: int) -> Pieces:
     name = "GET_ALLOC_SIZE"
     request = m.GetAllocSize.decode(body)
     device = s.device(request.device, name)
-    linked = LinkedTensor(request.tensor, request.srcs, name)
+    linked = LinkedTensor(request.tensor, request.srcs, name, s.dialect.lx)
     buffer = s.buffers.find(linked.tensor.buffer)
     native = buffer.native.address if buffer else None
     return [m.U64.pack(device.alloc_size(linked.native, native))]

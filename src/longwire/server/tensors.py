@@ -15,8 +15,8 @@ import numpy.typing as npt
 from longwire.errors import BadRequest
 from longwire.native.compute import tensor_record
 from longwire.server.buffers import BufferTable, SessionBuffer
-from longwire.wire.constants import OP_COUNT, U64_MAX
-from longwire.wire.tensors import TENSOR_SIZE, Tensor
+from longwire.wire.constants import OP_COUNT, U32_MAX, U64_MAX
+from longwire.wire.tensors import STRIDE_LIMIT, TENSOR_SIZE, Tensor
 from longwire.wire.types import TYPES, nbytes
 
 __all__ = ["CheckedTensor", "LinkedTensor", "TensorChecker", "fill_record"]
@@ -58,17 +58,22 @@ class CheckedTensor:
 class LinkedTensor:
     """A tensor with its sources, for questions about an op; it has no memory."""
 
-    def __init__(self, record: bytes, srcs: bytes, command: str) -> None:
+    def __init__(
+        self, record: bytes, srcs: bytes, command: str, wide: bool = False
+    ) -> None:
         """Read one record and those of its ten sources, zeros for none.
+
+        `wide`: LX is spoken.
 
         Raises:
             BadRequest: a type, op or shape that cannot be.
         """
-        self.tensor = Tensor.decode(record)
+        self.tensor = Tensor.decode(record, wide)
         self.native = _unplaced(self.tensor, command)
         self._sources = []
         for i in range(10):
-            source = Tensor.decode(srcs[i * TENSOR_SIZE : (i + 1) * TENSOR_SIZE])
+            part = srcs[i * TENSOR_SIZE : (i + 1) * TENSOR_SIZE]
+            source = Tensor.decode(part, wide)
             if source.id:
                 self._sources.append(_unplaced(source, command))
                 self.native["src"][0, i] = self._sources[-1].ctypes.data
@@ -87,6 +92,12 @@ class TensorChecker:
     def __init__(self, buffers: BufferTable) -> None:
         self._buffers = buffers
         self._passed: dict[bytes, CheckedTensor] = {}
+        self._wide = False
+
+    def widen(self) -> None:
+        """LX has started: the same bytes may now say other strides."""
+        self._wide = True
+        self.forget()
 
     def forget(self) -> None:
         """Check everything anew: a buffer is gone."""
@@ -101,7 +112,7 @@ class TensorChecker:
         """
         passed = self._passed.get(record)
         if passed is None:
-            passed = self._check(Tensor.decode(record), command)
+            passed = self._check(Tensor.decode(record, self._wide), command)
             if len(self._passed) >= _REMEMBERED:
                 self._passed.clear()
             self._passed[record] = passed
@@ -122,7 +133,7 @@ class TensorChecker:
 
 
 def check_shape(tensor: Tensor, command: str) -> None:
-    """Check what needs no buffer: type, op, whole blocks, element count.
+    """Check what needs no buffer: type, op, blocks, element count, wide strides.
 
     Raises:
         BadRequest: names the field.
@@ -141,6 +152,9 @@ def check_shape(tensor: Tensor, command: str) -> None:
         elements *= n
     if elements >= 1 << 62 or tensor.data > U64_MAX - (1 << 62):
         raise BadRequest(command, f"shape {tensor.ne} is too large")
+    for n, b in zip(tensor.ne, tensor.nb, strict=True):
+        if b > U32_MAX and max(n, 1) * b >= STRIDE_LIMIT:
+            raise BadRequest(command, f"stride {b} of {n} elements is too large")
 
 
 def fill_record(record: npt.NDArray[Any], tensor: Tensor) -> None:

@@ -12,7 +12,7 @@ from longwire.errors import BadFrame, LimitExceeded
 from longwire.wire.constants import MAX_GRAPH_NODES, MAX_GRAPH_TENSORS
 from longwire.wire.dialects import Dialect
 from longwire.wire.messages import U32, Bytes
-from longwire.wire.tensors import TENSOR, TENSOR_SIZE
+from longwire.wire.tensors import TENSOR, TENSOR_SIZE, WIDE_TENSOR
 
 __all__ = ["Graph", "GraphRecompute"]
 
@@ -30,7 +30,8 @@ class Graph(NamedTuple):
     """0: not to be kept. Protocol 7 has no such field and always reads 0."""
     nodes: npt.NDArray[np.uint64]
     tensors: npt.NDArray[Any]
-    """Array of `TENSOR` records, closed under view_src and the nodes' src."""
+    """Array of `TENSOR` records, where LX is spoken of `WIDE_TENSOR`; closed under
+    view_src and the nodes' src."""
 
     def encode(self, dialect: Dialect) -> list[Bytes]:
         """The message body as a list of pieces, none of them copied."""
@@ -73,7 +74,8 @@ class Graph(NamedTuple):
         if len(body) < end:
             raise BadFrame(_NAME, len(body), f"at least {end}")
         nodes = np.frombuffer(body, "<u8", n_nodes, head.size)
-        tensors = np.frombuffer(body, TENSOR, n_tensors, at + 4)
+        layout = WIDE_TENSOR if dialect.lx else TENSOR
+        tensors = np.frombuffer(body, layout, n_tensors, at + 4)
         return cls(device, uid, nodes, tensors)
 
 

@@ -137,7 +137,9 @@ class Tensors:
     @cached_property
     def flat(self) -> Bools:
         """As many elements without gaps would lie within the tensor."""
-        flat: Bools = self.elements // self.block * self.size <= self.nbytes
+        # A float: 2^61 elements of 8 bytes pass 2^63.
+        needed = (self.elements // self.block).astype(np.float64) * self.size
+        flat: Bools = needed <= self.nbytes
         return flat
 
 

@@ -19,6 +19,10 @@ from longwire.server.verify.kinds import (
 _HADAMARD = 1
 """Value of MUL_MAT's second parameter: src 0 is not read at all."""
 
+_TURN = 32
+_ROW_LIMIT = 1 << 26
+"""OUT_PROD takes so many rows a turn; so far apart, C ints can still find them."""
+
 
 def mul_mat(n: Nodes) -> None:
     """MUL_MAT: dst[j, i] = src 0 row j times src 1 row i; src 0 is broadcast."""
@@ -69,6 +73,10 @@ def out_prod(n: Nodes) -> None:
     n.require((d.n0 == a.n0) & (d.n1 == b.n0), "shape of dst")
     n.require(d.ne[:, 2:] == b.ne[:, 2:], "src 1 and dst differ in planes")
     n.rows(a, d)
+    for t in (a, b):
+        # The kernel finds the rows of a turn, counted from its first, by C ints.
+        near = (t.nb[:, 1] <= _ROW_LIMIT) | (t.n1 < _TURN)
+        n.require(near, f"rows of {t} are over 64 MiB apart")
 
 
 def get_rows(n: Nodes) -> None:
