@@ -238,7 +238,7 @@ def test_exact_logits_are_what_greedy_takes(model: Path) -> None:
     with exact_engine(model, "xllamacpp") as engine:
         logits = engine.eval(engine.tokenize(PROMPT))
         assert logits.dtype == np.float32 and len(logits) == engine.model.n_vocab
-        assert engine.greedy() == int(np.argmax(logits))
+        assert engine.choose() == int(np.argmax(logits))
 
 
 @pytest.mark.parametrize("protocol", ["7", "8"])

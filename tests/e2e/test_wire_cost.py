@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from longwire.host.engine import Engine
+from longwire.host.sampling import Sampling
 from longwire.host.workers import LocalWorker
 from support.models import GREEDY, N_TOKENS, PROMPT, exact_engine
 from support.peers import cpp_server
@@ -52,6 +53,32 @@ def test_so_it_is_on_a_cpp_server(model: Path) -> None:
         exact_engine(model, "llama-cpp-python", rpc) as engine,
     ):
         _decode_cost(engine, 1)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "entries"),
+    [
+        (GREEDY, 2),
+        (Sampling(temperature=0.8, seed=7), 41),
+        (Sampling(temperature=1.5, top_k=1, seed=7), 2),
+        (Sampling(temperature=1.5, top_k=2000, top_p=1.0, seed=7), 2001),
+        (Sampling(temperature=1.0, top_k=0, seed=7), None),
+        (Sampling(temperature=1.0, top_k=100_000, seed=7), None),
+    ],
+)
+def test_of_a_row_of_logits_comes_what_the_sampler_looks_at(
+    model: Path, worker: Worker, sampling: Sampling, entries: int | None
+) -> None:
+    def tokens(rpc: str) -> tuple[list[int], float]:
+        with exact_engine(model, "xllamacpp", rpc) as engine:
+            row = 8 + 4 * engine.model.n_vocab
+            done = engine.generate(PROMPT, 12, sampling, stop_at_end=False).finish()
+            received = done.decode.total().bytes_received / done.decode.tokens
+            expected = row if entries is None else 8 + 8 * entries
+            assert not rpc or received == expected
+            return done.tokens, received
+
+    assert tokens(worker())[0] == tokens("")[0]
 
 
 def test_a_second_load_takes_large_weights_from_the_cache(

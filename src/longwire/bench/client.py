@@ -179,15 +179,15 @@ def _steps(loaded: _Loaded) -> tuple[float, list[int]]:
     """The median time of a decode step, and the tokens."""
     engine = loaded.engine
     time.sleep(loaded.job.settle_s)
-    engine.eval(loaded.prompt())
+    engine.advance(loaded.prompt(), 1)
     for _ in range(_WARM_UP):
-        engine.eval([engine.greedy()])
+        engine.advance([engine.choose()], 1)
     loaded.wire.start()
     times, tokens = [], []
     for _ in range(loaded.job.n_tokens):
-        token = engine.greedy()
+        token = engine.choose()
         started = time.perf_counter()
-        engine.eval([token])
+        engine.advance([token], 1)
         times.append(time.perf_counter() - started)
         tokens.append(token)
     return statistics.median(times), tokens
@@ -203,7 +203,7 @@ def _prefill(loaded: _Loaded) -> Measurement:
     started = time.perf_counter()
     engine.eval(prompt)
     seconds = time.perf_counter() - started
-    return loaded.found(len(prompt) / seconds, [engine.greedy()], len(prompt))
+    return loaded.found(len(prompt) / seconds, [engine.choose()], len(prompt))
 
 
 def _loading(loaded: _Loaded) -> Measurement:
@@ -212,7 +212,7 @@ def _loading(loaded: _Loaded) -> Measurement:
     value = loaded.engine.model.size / 1e6 / loaded.load_s
     measured = loaded.found(value, [], 1)
     loaded.engine.eval(loaded.prompt())
-    measured.tokens.append(loaded.engine.greedy())
+    measured.tokens.append(loaded.engine.choose())
     return measured
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from longwire.client.connection import Connection
 from longwire.client.records import NativeTensor, Records, read_tensor
+from longwire.client.reduction import Reduction, current
 from longwire.client.reuse import GraphReuse
 from longwire.errors import LongwireError, RemoteFailure
 from longwire.native import memory
@@ -20,6 +21,7 @@ from longwire.native.plugin import Rows
 from longwire.wire import messages as m
 from longwire.wire.constants import HASH_THRESHOLD, U64_MAX, Command
 from longwire.wire.fnv import fnv1a_64
+from longwire.wire.lx import Top
 from longwire.wire.types import QUANTIZED
 
 if TYPE_CHECKING:
@@ -158,7 +160,25 @@ class RemoteBuffer:
 
     def queue_read(self, tensor: int, data: int, offset: int, size: int) -> None:
         """Read by the next `synchronize` of the connection."""
+        reduction = current()
+        if reduction is not None and self._connection.dialect.lx:
+            if reduction.covers(read_tensor(tensor).name, size):
+                self._queue_top(tensor, data, offset, size, reduction)
+                return
         self._read_into(tensor, memory.view(data, size), offset, wait=False)
+
+    def _queue_top(
+        self, tensor: int, data: int, offset: int, size: int, reduction: Reduction
+    ) -> None:
+        """Read the largest numbers only."""
+        record = self._session.records.of(tensor)
+        connection, row = self._connection, m.GetTensor(record, offset, size).encode()
+
+        def fetch() -> None:
+            connection.ask_into(Command.GET_TENSOR, row, memory.view(data, size))
+
+        body = Top(record, offset, size, reduction.k).encode()
+        connection.queue_read(Command.LX_TOP, body, reduction.expect(fetch))
 
     def _read_into(
         self, tensor: int, target: memoryview, offset: int, wait: bool = True

@@ -152,7 +152,8 @@ class RemoteDevice:
             return None
         handle, true_size = m.AllocBufferAnswer.decode(answer)
         if handle == 0:
-            _log.warning("%s (%s): no room for %d bytes", self.name, self.endpoint, size)
+            words = "%s (%s): no room for %d bytes"
+            _log.warning(words, self.name, self.endpoint, size)
             return None
         if true_size < size:
             reason = f"gave {true_size} bytes where {size} were asked for"

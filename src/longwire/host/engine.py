@@ -17,13 +17,14 @@ from longwire.client import remote
 from longwire.client.connection import Connection, Deadlines, Health
 from longwire.client.credentials import Credentials
 from longwire.client.device import RemoteDevice
+from longwire.client.reduction import MOST_ENTRIES, Reduction, reduced
 from longwire.errors import CallFailed, RemoteError, UsageError
 from longwire.host.generation import Generation
 from longwire.host.layout import DeviceReport, Layout, LoadedModel
 from longwire.host.sampling import Sampling
 from longwire.native.compute import default_threads
 from longwire.native.engine import load_engine
-from longwire.native.model import NativeContext, NativeModel
+from longwire.native.model import NativeContext, NativeModel, NativeSampler
 from longwire.native.profiles import DEFAULT_ENGINE
 from longwire.transport.endpoint import parse_endpoints
 
@@ -129,6 +130,7 @@ class Engine:
         self._endpoints = list(dict.fromkeys(device.endpoint for device in rpc))
         self.n_past = 0
         """Tokens in the context."""
+        self._reduction = Reduction(0, 0)
         try:
             try:
                 self._loaded = LoadedModel(self._native, self._layout, rpc, on_progress)
@@ -274,7 +276,51 @@ class Engine:
             RemoteError: a worker failed. The engine is of no more use.
             CallFailed: llama.cpp failed by itself.
         """
+        self.advance(tokens)
+        return self._logits()
+
+    def _logits(self) -> npt.NDArray[Any]:
+        try:
+            self._reduction.whole()
+            return self.context.logits()
+        finally:
+            self.check()
+
+    def advance(self, tokens: Sequence[int], top_k: int | None = None) -> None:
+        """Append tokens to the context, for `choose` to go on from.
+
+        With `top_k`, that many of the last one's largest logits are all that need
+        come from a worker: what decides on the next token, without the row.
+
+        Raises:
+            UsageError: no tokens, unknown ones, or more than the context holds.
+            RemoteError: a worker failed. The engine is of no more use.
+            CallFailed: llama.cpp failed by itself.
+        """
         self._admit(tokens, self.n_past)
+        reduction = Reduction(self.model.n_vocab, top_k or 0)
+        wanted = top_k is not None and 0 < top_k <= MOST_ENTRIES
+        with reduced(reduction if wanted else None):
+            self._decode(tokens)
+            self.context.synchronize()
+        self._reduction = reduction
+        self.check()
+
+    def choose(self, sampler: NativeSampler | None = None) -> int:
+        """The next token, by a sampler, or the one with the largest logit.
+
+        Raises:
+            RemoteError: a worker failed.
+        """
+        top = self._reduction.top(distinct=sampler is not None)
+        if top is None:
+            logits = self._logits()
+            if sampler is None:
+                return int(np.argmax(logits))
+            return sampler.sample(self.context)
+        return int(top["index"][0]) if sampler is None else sampler.sample_from(top)
+
+    def _decode(self, tokens: Sequence[int]) -> None:
         for at in range(0, len(tokens), self._layout.n_batch):
             batch = tokens[at : at + self._layout.n_batch]
             status = self.context.decode(batch)
@@ -282,11 +328,6 @@ class Engine:
                 self.check()
                 raise CallFailed("llama_decode", f"status {status}")
             self.n_past += len(batch)
-        try:
-            logits = self.context.logits()
-        finally:
-            self.check()
-        return logits
 
     def _admit(self, tokens: Sequence[int], n_past: int) -> None:
         if len(tokens) == 0:
@@ -320,10 +361,6 @@ class Engine:
         tokens = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         self._admit(tokens, n_past=0)
         return Generation(self, tokens, max_tokens, sampling or Sampling(), stop_at_end)
-
-    def greedy(self) -> int:
-        """The token with the largest of the last logits."""
-        return int(np.argmax(self.context.logits()))
 
     def save_state(self) -> bytes:
         """The context's whole state, KV cache included.

@@ -102,7 +102,7 @@ class Generation:
         try:
             self._advance(self.prefill, self.prompt)
             while len(self.tokens) < self._max_tokens:
-                token = sampler.sample(engine.context) if sampler else engine.greedy()
+                token = engine.choose(sampler)
                 if self._stop_at_end and engine.model.is_end(token):
                     break
                 self.tokens.append(token)
@@ -159,15 +159,14 @@ class Generation:
         In the same steps: a batch sums in another order than single tokens, and
         the text must go on as if nothing had happened.
         """
-        self._engine.eval(self.prompt)
-        for token in self.tokens:
-            self._engine.eval([token])
+        for tokens in (self.prompt, *([token] for token in self.tokens)):
+            self._engine.advance(tokens, self._sampling.entries)
 
     def _measured(self, phase: Phase, tokens: Sequence[int]) -> None:
         connections = self._connections()
         before = [c.traffic.snapshot() for c in connections]
         started = time.perf_counter()
-        self._engine.eval(tokens)
+        self._engine.advance(tokens, self._sampling.entries)
         phase.seconds += time.perf_counter() - started
         phase.tokens += len(tokens)
         for connection, earlier in zip(connections, before, strict=True):

@@ -36,3 +36,10 @@ class Sampling:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def entries(self) -> int | None:
+        """How many of the largest logits decide on the token; None for all."""
+        if self.greedy:
+            return 1
+        return self.top_k if self.top_k > 0 else None

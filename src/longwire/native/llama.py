@@ -10,6 +10,8 @@ import ctypes as C
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from longwire.native.abi import P, S
 from longwire.native.library import Library, Signature
 
@@ -20,6 +22,9 @@ __all__ = [
     "LlamaContextParams",
     "ModelParams",
     "ProgressCallback",
+    "TOKEN_DATA",
+    "TokenData",
+    "TokenDataArray",
     "declare_llama",
 ]
 
@@ -136,6 +141,22 @@ class SamplerChainParams(C.Structure):
     _fields_ = [("no_perf", _BOOL)]
 
 
+class TokenData(C.Structure):
+    """`struct llama_token_data`."""
+
+    _fields_ = [("id", _I32), ("logit", _F), ("p", _F)]
+
+
+TOKEN_DATA = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
+"""`TokenData` for arrays."""
+
+
+class TokenDataArray(C.Structure):
+    """`struct llama_token_data_array`."""
+
+    _fields_ = [("data", P), ("size", S), ("selected", C.c_int64), ("sorted", _BOOL)]
+
+
 class ChatMessage(C.Structure):
     """`struct llama_chat_message`."""
 
@@ -185,6 +206,8 @@ _FUNCTIONS: Mapping[str, Signature] = {
     "llama_sampler_init_temp": (P, _F),
     "llama_sampler_init_dist": (P, _U32),
     "llama_sampler_sample": (_I32, P, P, _I32),
+    "llama_sampler_apply": (None, P, P),
+    "llama_sampler_accept": (None, P, _I32),
     "llama_sampler_free": (None, P),
 }
 

@@ -19,8 +19,15 @@ from longwire.errors import CallFailed, UsageError
 from longwire.native.abi import P
 from longwire.native.engine import NativeEngine, log_listeners
 from longwire.native.guard import callback, raise_kept
-from longwire.native.llama import ChatMessage, ProgressCallback, SamplerChainParams
-from longwire.native.memory import array_at
+from longwire.native.llama import (
+    TOKEN_DATA,
+    ChatMessage,
+    ProgressCallback,
+    SamplerChainParams,
+    TokenData,
+    TokenDataArray,
+)
+from longwire.native.memory import array_at, view
 from longwire.native.plugin import device_array
 
 __all__ = [
@@ -352,6 +359,22 @@ class NativeSampler:
         return int(
             self._library.llama_sampler_sample(self._pointer, context.pointer, -1)
         )
+
+    def sample_from(self, top: npt.NDArray[Any]) -> int:
+        """Draw a token from entries of "index" and "value", the largest first.
+
+        They must be as many as the chain's top-k leaves over, or more.
+        """
+        data = (TokenData * len(top))()
+        entries = np.frombuffer(view(C.addressof(data), C.sizeof(data)), TOKEN_DATA)
+        entries["id"], entries["logit"] = top["index"], top["value"]
+        candidates = TokenDataArray(C.addressof(data), len(top), -1, True)
+        self._library.llama_sampler_apply(self._pointer, C.addressof(candidates))
+        chosen: int = TokenData.from_address(
+            candidates.data + candidates.selected * C.sizeof(TokenData)
+        ).id
+        self._library.llama_sampler_accept(self._pointer, chosen)
+        return chosen
 
     def close(self) -> None:
         """Free the chain; idempotent."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+import numpy as np
+
 from longwire.errors import BadRequest, RemoteFailure
 from longwire.native.abi import Status
 from longwire.native.compute import ComputeDevice
@@ -18,9 +20,12 @@ from longwire.server.graphs import StoredGraph, build_graph
 from longwire.server.lx import LX_HANDLERS
 from longwire.server.state import Handler, Pieces, SessionState
 from longwire.server.tensors import CheckedTensor, LinkedTensor
+from longwire.server.top import largest
 from longwire.wire import messages as m
 from longwire.wire.constants import LX_VERSION, Command
 from longwire.wire.graphs import Graph, GraphRecompute
+from longwire.wire.lx import TOP_MOST, Top
+from longwire.wire.types import F32_TYPE
 
 __all__ = ["HANDLERS", "STREAMED"]
 
@@ -148,14 +153,30 @@ def _get_tensor(s: SessionState, body: memoryview, length: int) -> Pieces:
     tensor = _checked_range(
         s, request.tensor, request.offset, request.size, "GET_TENSOR"
     )
-    data = tensor.bytes(request.offset, request.size)
+    return [_read(tensor, request.offset, request.size)]
+
+
+def _read(tensor: CheckedTensor, offset: int, size: int) -> memoryview:
+    """The bytes of a checked range: in place, or copied from the device."""
+    data = tensor.bytes(offset, size)
     if data is None:
-        data = memoryview(bytearray(request.size))
-        if request.size:
-            tensor.buffer.device.get_tensor(
-                tensor.native, address_of(data), request.offset, request.size
-            )
-    return [data]
+        data = memoryview(bytearray(size))
+        if size:
+            device = tensor.buffer.device
+            device.get_tensor(tensor.native, address_of(data), offset, size)
+    return data
+
+
+def _lx_top(s: SessionState, body: memoryview, length: int) -> Pieces:
+    request = Top.decode(body)
+    if not 0 < request.k <= TOP_MOST:
+        raise BadRequest("LX_TOP", f"{request.k} entries, not 1 to {TOP_MOST}")
+    record, offset, size, k = request
+    tensor = _checked_range(s, record, offset, size, "LX_TOP")
+    if tensor.tensor.type != F32_TYPE or offset % 4 or size % 4 or not size:
+        raise BadRequest("LX_TOP", "no whole f32 numbers")
+    values = np.frombuffer(_read(tensor, offset, size), "<f4")
+    return [largest(values, k).tobytes()]
 
 
 def _memset_tensor(s: SessionState, body: memoryview, length: int) -> Pieces:
@@ -336,6 +357,7 @@ HANDLERS: Mapping[int, Handler] = {
     Command.COMM_INIT: _comm_init,
     Command.COMM_ALLREDUCE: _comm_allreduce,
     Command.COMM_FREE: _comm_free,
+    Command.LX_TOP: _lx_top,
     **LX_HANDLERS,
 }
 

@@ -92,3 +92,4 @@ class Command(IntEnum):
     LX_PING = 0x83
     LX_AUTH = 0x84
     LX_PROVE = 0x85
+    LX_TOP = 0x86

@@ -140,6 +140,7 @@ LX_SHAPES: Mapping[int, Shape] = {
     _C.LX_DEVICE: _fixed(4, ANY),
     _C.LX_SUPPORTS_OPS: Shape(8, 8 + 11 * _T * MAX_SUPPORT_QUERIES, ANY),
     _C.LX_PING: _fixed(0, 0),
+    _C.LX_TOP: _fixed(_T + 20, ANY, drains=True),
 }
 
 DIALECTS = {7: V7, 8: V8}

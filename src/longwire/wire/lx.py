@@ -9,6 +9,8 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+import numpy as np
+
 from longwire.errors import BadFrame, LimitExceeded
 from longwire.wire.constants import U64_MAX
 from longwire.wire.dialects import MAX_SUPPORT_QUERIES
@@ -26,6 +28,9 @@ __all__ = [
     "LxStartAnswer",
     "QUERY_SIZE",
     "SupportsOps",
+    "TOP_ENTRY",
+    "TOP_MOST",
+    "Top",
 ]
 
 ERROR_BIT = 1 << 63
@@ -42,10 +47,17 @@ MAX_ANSWER = 1 << 16
 QUERY_SIZE = 11 * TENSOR_SIZE
 """One op: its own record and those of its ten sources."""
 
+TOP_ENTRY = np.dtype([("index", "<u4"), ("value", "<f4")])
+"""One of the largest numbers of a tensor: where it is, and what."""
+
+TOP_MOST = 4096
+"""Entries of one answer, as many as `MAX_ANSWER` holds with room to spare."""
+
 _ERROR = struct.Struct("<IH")
 _START = struct.Struct("<IHH")
 _DEVICE = struct.Struct("<IQQHH")
 _QUERY = struct.Struct("<II")
+_TOP = struct.Struct(f"<{TENSOR_SIZE}sQQI")
 
 
 def _text(body: Bytes, at: int, size: int) -> str:
@@ -174,3 +186,24 @@ class SupportsOps(NamedTuple):
             raise BadFrame("LX_SUPPORTS_OPS", len(body), expected)
         starts = range(_QUERY.size, len(body), QUERY_SIZE)
         return cls(device, tuple(bytes(body[i : i + QUERY_SIZE]) for i in starts))
+
+
+class Top(NamedTuple):
+    """Ask for the `k` largest of the f32 numbers in part of a tensor.
+
+    The answer is `TOP_ENTRY` by `TOP_ENTRY`, largest first and of equals the first
+    one first; `k` of them, or all if there are fewer.
+    """
+
+    tensor: bytes
+    offset: int
+    size: int
+    """Bytes."""
+    k: int
+
+    def encode(self) -> bytes:
+        return _TOP.pack(*self)
+
+    @classmethod
+    def decode(cls, body: Bytes) -> Top:
+        return cls(*_TOP.unpack(body))

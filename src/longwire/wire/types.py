@@ -12,10 +12,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BLOCK_BYTES", "BLOCK_SIZE", "QUANTIZED", "TYPES", "TYPE_COUNT"]
+__all__ = ["BLOCK_BYTES", "BLOCK_SIZE", "F32_TYPE", "QUANTIZED", "TYPES", "TYPE_COUNT"]
 __all__ += ["TypeTraits", "nbytes"]
 
 TYPE_COUNT = 43
+
+F32_TYPE = 0
 
 
 class TypeTraits(NamedTuple):
