@@ -187,6 +187,11 @@ def _add_operation(parser: argparse.ArgumentParser) -> None:
         help="address of the metrics port (%(default)s)",
     )
     group.add_argument(
+        "--no-sandbox",
+        action="store_true",
+        help="leave sessions all privileges, for a driver that needs more",
+    )
+    group.add_argument(
         "--log-format",
         choices=FORMATS,
         default=FORMATS[0],
@@ -216,6 +221,7 @@ def run(arguments: argparse.Namespace) -> int:
         verbosity=arguments.verbose,
         token_file=arguments.token_file,
         tls=_tls(arguments),
+        sandbox=not arguments.no_sandbox,
         idle_timeout_s=arguments.idle_timeout,
         stall_timeout_s=arguments.stall_timeout,
         log_format=arguments.log_format,

@@ -33,6 +33,8 @@ class SessionConfig:
     """Clients must prove that they know a token in it."""
     tls: TlsFiles | None = None
     """Files for TLS; None is plain TCP."""
+    sandbox: bool = True
+    """Give up what serving does not need, before the first client."""
     log_format: str = "text"
     live_figures: bool = False
     """Report what was done so far about once per second, not only at the end."""

@@ -21,6 +21,7 @@ from typing import Any
 from longwire.errors import LongwireError, Unauthenticated
 from longwire.native.compute import ComputeDevice, select_devices
 from longwire.native.engine import load_engine, on_abort
+from longwire.native.sandbox import confine
 from longwire.server.access import Access
 from longwire.server.buffers import BufferTable
 from longwire.server.cache import WeightCache
@@ -138,11 +139,14 @@ def main() -> int:
         control.report("failed", reason=str(error))
         return 1
     on_abort(engine, lambda words: control.report("aborted", reason=words))
+    described = _describe(devices)
+    if config.sandbox:
+        confine([Path(config.cache_dir)] if config.cache_dir else [])
     control.report(
         "ready",
         engine=engine.profile.label,
         protocol=DIALECTS[config.protocol].version,
-        devices=_describe(devices),
+        devices=described,
     )
     while (handed := control.next_client()) is not None:
         client, facts = handed
