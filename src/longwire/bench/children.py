@@ -14,6 +14,7 @@ from longwire.bench.settings import Plan, Settings
 from longwire.errors import CallFailed, LongwireError
 from longwire.host.workers import ListeningProcess, spawned
 from longwire.server.pool import exit_text
+from longwire.transport.keyring import issue
 
 __all__ = ["Worker", "Workers", "run_job"]
 
@@ -32,6 +33,8 @@ class Worker:
         """
         self._folder = folder
         self._children: dict[str, ListeningProcess] = {}
+        self.keys: Path | None = None
+        """Where its CA is, if it speaks TLS."""
         folder.mkdir(exist_ok=True)
         try:
             self._start(f"{kind} server", self._server_command(kind, settings, plan))
@@ -55,6 +58,13 @@ class Worker:
         if kind == "cpp":
             return ["longwire.bench.cpp_server", *options]
         options += ["--engine", plan.engine, "--protocol", str(plan.protocol)]
+        if kind == "unverified":
+            return ["longwire.bench.unverified_server", *options]
+        if kind == "tls":
+            self.keys = self._folder / "keys"
+            issue(self.keys)
+            options += ["--tls-cert", str(self.keys / "server.pem")]
+            options += ["--tls-key", str(self.keys / "server.key")]
         return ["longwire", "serve", "--port", "0", *options]
 
     def _start(self, what: str, command: list[str]) -> None:

@@ -15,9 +15,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from longwire.client import remote
+from longwire.client.credentials import Credentials
 from longwire.client.device import RemoteDevice
 from longwire.client.traffic import Traffic
 from longwire.errors import LongwireError
@@ -51,6 +52,8 @@ class Job:
     n_tokens: int
     ubatch: int
     settle_s: float
+    tls_ca: list[str] = field(default_factory=list)
+    """Per endpoint the CA of its certificate; empty for servers without TLS."""
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -135,7 +138,14 @@ def perform(job: Job) -> Measurement:
     remote_devices: list[RemoteDevice] = []
     addresses: list[int] = []
     if job.client == "longwire":
-        remote_devices = remote.connect(",".join(job.endpoints), engine=job.engine)
+        # Each server made a CA of its own.
+        authorities: list[str | None] = [*job.tls_ca]
+        authorities = authorities or [None] * len(job.endpoints)
+        for endpoint, ca in zip(job.endpoints, authorities, strict=True):
+            credentials = Credentials.load(tls_ca=ca)
+            remote_devices += remote.connect(
+                endpoint, engine=job.engine, credentials=credentials
+            )
     elif job.client == "cpp":
         addresses = cpp_devices(native, job.endpoints)
     wire = _Wire(remote_devices)

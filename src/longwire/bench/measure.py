@@ -97,6 +97,7 @@ class _Bench:
             bench=settings.bench,
             client=client,
             endpoints=[worker.endpoint for worker in workers],
+            tls_ca=[str(w.keys / "ca.pem") for w in workers if w.keys],
             model=str(self.model),
             engine=self.plan.engine,
             threads=settings.threads,

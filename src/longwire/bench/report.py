@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 from longwire.bench.client import Measurement
-from longwire.bench.settings import REFERENCE, Plan, Settings
+from longwire.bench.settings import Plan, Settings
 from longwire.wire.dialects import DIALECTS
 
 __all__ = ["LOCAL", "Report", "Spread"]
@@ -70,10 +70,11 @@ class Report:
         ]
 
     def ratios(self, name: str) -> list[float | None]:
-        """Each run's ratio against the C++ pair; above 1 is better than it."""
-        if name not in self.results or str(REFERENCE) not in self.results:
+        """Each run's ratio against the reference; above 1 is better than it."""
+        reference = str(self.plan.reference)
+        if name not in self.results or reference not in self.results:
             return []
-        pairs = zip(self.samples(name), self.samples(str(REFERENCE)), strict=True)
+        pairs = zip(self.samples(name), self.samples(reference), strict=True)
         return [self._ratio(ours, theirs) for ours, theirs in pairs]
 
     def _ratio(self, ours: float | None, theirs: float | None) -> float | None:
@@ -129,7 +130,7 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """The whole report, for `json.dumps`."""
         names = self.pair_names()
-        others = [name for name in names if name != str(REFERENCE)]
+        others = [name for name in names if name != str(self.plan.reference)]
         ratios = {
             name: ratio for name in others if (ratio := Spread.of(self.ratios(name)))
         }

@@ -10,7 +10,8 @@ from longwire.errors import UsageError
 from longwire.native.cpp_rpc import CPP_ENGINE, find_cpp_rpc
 from longwire.native.profiles import DEFAULT_ENGINE
 
-__all__ = ["BENCHES", "PAIRS", "REFERENCE", "Bench", "Pair", "Plan", "Settings"]
+__all__ = ["BENCHES", "PAIRS", "REFERENCE", "VARIANTS"]
+__all__ += ["Bench", "Pair", "Plan", "Settings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,12 @@ PAIRS = (
 
 _ALONE = Pair("longwire", "longwire")
 
+VARIANTS = (Pair("longwire", "tls"), Pair("longwire", "unverified"))
+"""Servers of ours with TLS, and without a check of graphs: what these cost.
+Measured only when named."""
+
 REFERENCE = Pair("cpp", "cpp")
-"""What ratios are taken against."""
+"""What ratios are taken against; without it, our own plain pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,7 @@ class Settings:
             and (self.relay_rate_mbit <= 0)
         ):
             raise UsageError("a relay's delay and rate are above 0")
-        known = [str(pair) for pair in PAIRS]
+        known = [str(pair) for pair in (*PAIRS, *VARIANTS)]
         for name in self.pairs:
             if name not in known:
                 raise UsageError(f"no pairing {name!r}; there are {', '.join(known)}")
@@ -150,6 +155,11 @@ class Plan:
     note: str | None
     """Why some pairings are not there."""
 
+    @property
+    def reference(self) -> Pair:
+        """What ratios are taken against."""
+        return REFERENCE if REFERENCE in self.pairs else _ALONE
+
     @classmethod
     def of(cls, settings: Settings) -> Plan:
         """The pairings that can be measured, and on which engine.
@@ -168,7 +178,7 @@ class Plan:
                 "Longwire alone: no C++ peers, because the llama_cpp package is "
                 "missing or was built without GGML_RPC=ON"
             )
-        offered = PAIRS if note is None else [_ALONE]
+        offered = (*(PAIRS if note is None else [_ALONE]), *VARIANTS)
         wanted = settings.pairs or [str(pair) for pair in PAIRS]
         pairs = tuple(pair for pair in offered if str(pair) in wanted)
         if not pairs:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from longwire.bench.measure import measure
 from longwire.bench.report import LOCAL, Report, Spread
-from longwire.bench.settings import BENCHES, PAIRS, REFERENCE, Settings
+from longwire.bench.settings import BENCHES, PAIRS, VARIANTS, Settings
 from longwire.cli.demo import demo_model
 from longwire.cli.options import log_to_stderr, names, positive, seconds
 
@@ -65,7 +65,8 @@ def _add_setup(parser: argparse.ArgumentParser) -> None:
         type=names,
         default=[],
         metavar="NAME[,NAME...]",
-        help=f"pairings, client first ({', '.join(map(str, PAIRS))})",
+        help=f"pairings, client first ({', '.join(map(str, PAIRS))}; "
+        f"{', '.join(map(str, VARIANTS))} only when named)",
     )
     parser.add_argument(
         "--cache",
@@ -183,7 +184,7 @@ def _table(report: Report) -> Table:
     for name in report.pair_names():
         total = _cells(report.measured(name))[:1] if hop else []
         ratios = ["1", ""]
-        if name != str(REFERENCE):
+        if name != str(report.plan.reference):
             ratios = _cells(report.ratios(name))
         table.add_row(name, *total, *_cells(report.samples(name)), *ratios)
     return table

@@ -35,6 +35,8 @@ class SessionConfig:
     """Files for TLS; None is plain TCP."""
     sandbox: bool = True
     """Give up what serving does not need, before the first client."""
+    verify: bool = True
+    """Check graphs before they run. Only a benchmark of that cost does without."""
     log_format: str = "text"
     live_figures: bool = False
     """Report what was done so far about once per second, not only at the end."""

@@ -285,7 +285,7 @@ def _checked_rows(
 def _graph_compute(s: SessionState, body: memoryview, length: int) -> Pieces:
     message = Graph.decode(s.dialect, body)
     device = s.device(message.device, "GRAPH_COMPUTE")
-    graph = build_graph(message, s.buffers)
+    graph = build_graph(message, s.buffers, s.verify)
     # A graph that replaces another may still be read by the device.
     s.drain()
     s.graphs.keep(message.device, message.uid, graph)

@@ -204,6 +204,7 @@ def _serve(
         cache=cache,
         stream=stream,
         tokens=access.tokens,
+        verify=config.verify,
         buffers=BufferTable(control),
     )
     with Watch(state, control, config, hello_s) as watch:

@@ -53,6 +53,7 @@ class SessionState:
     stream: Stream
     tokens: Sequence[bytes] = ()
     """A client has to prove that it knows one of these; none are needed if empty."""
+    verify: bool = True
     buffers: BufferTable = field(default_factory=BufferTable)
     served: Served = field(default_factory=Served)
     latched: LongwireError | None = None

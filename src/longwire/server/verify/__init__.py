@@ -6,6 +6,6 @@ the device can run an operation at all is not decided here.
 """
 
 from longwire.server.verify.checker import verify_graph
-from longwire.server.verify.indices import IndexPlan
+from longwire.server.verify.indices import NO_INDICES, IndexPlan
 
-__all__ = ["IndexPlan", "verify_graph"]
+__all__ = ["NO_INDICES", "IndexPlan", "verify_graph"]
