@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 PEERS ?= ../shared/peers
+T ?= 60
+TARGETS ?= frames messages graphs sequences
 BIN = .venv/bin
 
 UV := $(shell command -v uv)
@@ -13,7 +15,7 @@ INSTALL = $(if $(UV),uv pip install --python $(BIN)/python,$(BIN)/python -m pip 
 PEER_WHEEL = $(wildcard $(PEERS)/llama_cpp_python-*.whl)
 PEER_PACKAGES = $(if $(PEER_WHEEL),$(PEER_WHEEL) llama-cpp-py-sync==0.11739 cffi)
 
-.PHONY: setup demo test fmt lint types layers check bench clean
+.PHONY: setup demo test fmt lint types layers check bench fuzz clean
 
 setup: .venv/.stamp
 
@@ -42,13 +44,22 @@ check: lint types layers
 bench: setup
 	$(BIN)/longwire bench $(or $(ARGS),hop)
 
+# Each target for T seconds, then as long with a live server of either kind.
+fuzz: .venv/.fuzz-stamp
+	set -e; for target in $(TARGETS); do PYTHONPATH=tests $(BIN)/python -m fuzz $$target -max_total_time=$(T) $(ARGS); done
+	set -e; for kind in serve inline; do PYTHONPATH=tests $(BIN)/python -m fuzz.live --server $$kind --seconds $(T) --seed $$(date +%s); done
+
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find src tests tools -name __pycache__ -exec rm -rf {} +
+	find src tests tools fuzz -name __pycache__ -exec rm -rf {} +
 
 .venv/.demo-stamp: pyproject.toml
 	test -x $(BIN)/python || $(VENV)
 	$(INSTALL) -e '.[demo]'
+	touch $@
+
+.venv/.fuzz-stamp: .venv/.stamp
+	$(INSTALL) -e '.[fuzz]'
 	touch $@
 
 .venv/.stamp: .venv/.demo-stamp

@@ -29,6 +29,8 @@ needs_proc = pytest.mark.skipif(
 
 MIB = 1 << 20
 MUL_MAT = 29
+SOON_S = 4.0
+"""One would do on a machine that has nothing else to do."""
 
 
 class TestLedger:
@@ -93,18 +95,28 @@ class TestDeadlines:
 
     def test_hello(self) -> None:
         # A byte per second is no HELLO.
-        sights = [(t, Sight(0, t, True, "HELLO")) for t in range(1, 99)]
+        sights = [(t, Sight(0, t, True, False, "HELLO")) for t in range(1, 99)]
         assert self.verdict(Deadlines(10, 0, 60), *sights) == ("handshake", 11)
         assert self.verdict(Deadlines(0, 0, 60), *sights) == ("stalled", 61)
         assert self.verdict(Deadlines(0, 0, 0), *sights) is None
 
+    def test_hello_is_not_all_of_a_handshake(self) -> None:
+        """A token is to be proven in the same time, whatever was done before."""
+        locked = [(t, Sight(t, 99 * t, True, False, None)) for t in range(1, 99)]
+        assert self.verdict(Deadlines(10, 0, 60), *locked) == ("handshake", 11)
+        # The server itself may take its time.
+        busy = [(t, Sight(1, 99, False, False, "LX_PROVE")) for t in range(1, 99)]
+        assert self.verdict(Deadlines(10, 0, 60), *busy) is None
+        admitted = [(t, Sight(3, 99, True, True, None)) for t in range(1, 99)]
+        assert self.verdict(Deadlines(10, 0, 60), *admitted) is None
+
     def test_idle(self) -> None:
-        quiet = [(t, Sight(7, 0, True, None)) for t in range(50)]
+        quiet = [(t, Sight(7, 0, True, True, None)) for t in range(50)]
         assert self.verdict(Deadlines(10, 20, 60), *quiet) == ("idle", 20)
         assert self.verdict(Deadlines(10, 0, 60), *quiet) is None
-        busy = [(t, Sight(7 + t // 9, 0, True, None)) for t in range(50)]
+        busy = [(t, Sight(7 + t // 9, 0, True, True, None)) for t in range(50)]
         assert self.verdict(Deadlines(10, 20, 60), *busy) is None
-        computing = [(t, Sight(7, 0, False, "GET_TENSOR")) for t in range(50)]
+        computing = [(t, Sight(7, 0, False, True, "GET_TENSOR")) for t in range(50)]
         assert self.verdict(Deadlines(10, 20, 60), *computing) is None
         after = [(50 + t, sight) for t, sight in quiet]
         both = [*computing, *after]
@@ -112,7 +124,9 @@ class TestDeadlines:
 
     def test_stalled(self) -> None:
         def upload(rate: int) -> list[tuple[float, Sight]]:
-            return [(t, Sight(7, t * rate, True, "SET_TENSOR")) for t in range(200)]
+            return [
+                (t, Sight(7, t * rate, True, True, "SET_TENSOR")) for t in range(200)
+            ]
 
         deadlines = [Deadlines(10, 20, 60) for _ in range(3)]
         assert self.verdict(deadlines[0], *upload(0)) == ("stalled", 60)
@@ -214,10 +228,9 @@ class TestPatience:
     @pytest.fixture(scope="class")
     @classmethod
     def worker(cls) -> Iterator[Worker]:
-        options = [f"--{name}-timeout" for name in ("handshake", "idle", "stall")]
-        with running_worker(
-            *(word for option in options for word in (option, "0.8"))
-        ) as worker:
+        limits = {"handshake": "0.8", "idle": "2.5", "stall": "0.8"}
+        options = [(f"--{name}-timeout", limit) for name, limit in limits.items()]
+        with running_worker(*(word for option in options for word in option)) as worker:
             yield worker
 
     @pytest.fixture
@@ -231,7 +244,7 @@ class TestPatience:
         """Wait for the end of a client; returns after how many seconds it came."""
         started = time.monotonic()
         while not select.select([client.socket], [], [], 0.1)[0]:
-            assert time.monotonic() - started < 4
+            assert time.monotonic() - started < 9
             try:
                 client.send(keep)
             except ConnectionError:
@@ -244,27 +257,27 @@ class TestPatience:
 
     def test_silent(self, worker: Worker, neighbour: Sum) -> None:
         with RawClient(worker.endpoint, V8) as client:
-            assert 0.5 < self.cut(client, neighbour) < 2
+            assert 0.5 < self.cut(client, neighbour) < SOON_S
             worker.logged(f"{client.name} said nothing for 0.8 s, closed")
 
     @pytest.mark.parametrize("begun", [b"\x0e", REQUEST_HEADER.pack(0x0E, 24)])
     def test_half_a_hello(self, worker: Worker, neighbour: Sum, begun: bytes) -> None:
         with RawClient(worker.endpoint, V8) as client:
             client.send(begun)
-            assert 0.5 < self.cut(client, neighbour) < 2
-            assert "no complete HELLO in time" in worker.end_of(client.name)
+            assert 0.5 < self.cut(client, neighbour) < SOON_S
+            assert "no complete handshake in time" in worker.end_of(client.name)
 
     def test_dribbled_hello(self, worker: Worker, neighbour: Sum) -> None:
         with RawClient(worker.endpoint, V8) as client:
             client.send(REQUEST_HEADER.pack(0x0E, 24))
-            assert 0.5 < self.cut(client, neighbour, keep=b"\0") < 2
-            assert "no complete HELLO in time" in worker.end_of(client.name)
+            assert 0.5 < self.cut(client, neighbour, keep=b"\0") < SOON_S
+            assert "no complete handshake in time" in worker.end_of(client.name)
 
     def test_idle(self, worker: Worker, neighbour: Sum) -> None:
         with ExitStack() as stack:
             client = greeted(worker, stack)
-            assert 0.5 < self.cut(client, neighbour) < 2.5
-            assert "no command for 0.8 s" in worker.end_of(client.name)
+            assert 1.5 < self.cut(client, neighbour) < 6
+            assert "no command for 2.5 s" in worker.end_of(client.name)
 
     @pytest.mark.parametrize(
         ("begun", "keep"), [(1, b""), (9, b"\0"), (40, b""), (40, b"\0")]
@@ -278,7 +291,7 @@ class TestPatience:
             body = m.SetTensor(tensor(1, buffer).encode(), 0, 0).encode()
             head = REQUEST_HEADER.pack(Command.SET_TENSOR, len(body) + 32)
             client.send((head + body)[:begun])
-            assert 0.5 < self.cut(client, neighbour, keep) < 2.5
+            assert 0.5 < self.cut(client, neighbour, keep) < SOON_S
             assert "stalled for 0.8 s" in worker.end_of(client.name)
 
     def test_in_bulk_data(self, worker: Worker, neighbour: Sum) -> None:
@@ -293,7 +306,7 @@ class TestPatience:
                 client.send(bytes(4096))
                 neighbour.check(again=True)
                 assert not select.select([client.socket], [], [], 0.1)[0]
-            assert 0.5 < self.cut(client, neighbour, keep=b"\0") < 2.5
+            assert 0.5 < self.cut(client, neighbour, keep=b"\0") < SOON_S
             assert "SET_TENSOR stalled" in worker.end_of(client.name)
 
     def test_who_takes_no_answer(self, worker: Worker, neighbour: Sum) -> None:
@@ -328,7 +341,7 @@ class TestPatience:
                 return time.monotonic() - started
 
             n = 20
-            while products(n) < 1.2:
+            while products(n) < 3:
                 n *= 2
                 assert n < 20_000
 

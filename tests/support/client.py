@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 import socket
+import ssl
 import sys
 from collections.abc import Iterable
 from types import TracebackType
@@ -15,6 +17,8 @@ from longwire.wire.constants import Command
 from longwire.wire.dialects import Dialect
 from longwire.wire.frames import ANSWER_HEADER, REQUEST_HEADER
 from longwire.wire.graphs import Graph, GraphRecompute
+from longwire.wire.lx import ERROR_BIT, ErrorAnswer
+from longwire.wire.proof import NONCE_SIZE, client_proof, server_proof
 from longwire.wire.tensors import Tensor
 from longwire.wire.types import nbytes
 
@@ -47,17 +51,37 @@ class RawClient:
     """One connection. Every wait has a limit; nothing is checked before sending."""
 
     def __init__(
-        self, endpoint: Endpoint, dialect: Dialect, timeout_s: float = 10.0
+        self,
+        endpoint: Endpoint,
+        dialect: Dialect,
+        timeout_s: float = 10.0,
+        *,
+        tls: ssl.SSLContext | None = None,
+        source: str | None = None,
     ) -> None:
+        """Connect: with `tls` after its handshake, from `source` if that is given."""
         self.dialect = dialect
         self._timeout_s = timeout_s
         self.socket = socket.create_connection(
-            (endpoint.host, endpoint.port), timeout_s, source_address=_own_address()
+            (endpoint.host, endpoint.port),
+            timeout_s,
+            source_address=(source, 0) if source else _own_address(),
         )
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         host, port = self.socket.getsockname()[:2]
         self.name = f"{host}:{port}"
         """What the worker's log calls this client."""
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname=endpoint.host)
+
+    @classmethod
+    def over(cls, sock: socket.socket, dialect: Dialect) -> RawClient:
+        """A client on a socket that is connected already."""
+        client = cls.__new__(cls)
+        client.dialect, client.socket, client.name = dialect, sock, "a socket"
+        client._timeout_s = 10.0
+        sock.settimeout(client._timeout_s)
+        return client
 
     def __enter__(self) -> RawClient:
         return self
@@ -95,6 +119,12 @@ class RawClient:
         self.post(command, body)
         return self.answer()
 
+    def refusal(self) -> ErrorAnswer:
+        """Read the next answer, which is an error."""
+        (size,) = ANSWER_HEADER.unpack(self._receive(ANSWER_HEADER.size))
+        assert size & ERROR_BIT, size
+        return ErrorAnswer.decode(self._receive(size & ~ERROR_BIT))
+
     def expect_closed(self, timeout_s: float = 2.0) -> None:
         """The server closes within the time, and says nothing before."""
         self.socket.settimeout(timeout_s)
@@ -120,6 +150,17 @@ class RawClient:
 
     def hello(self, caps: bytes = bytes(24)) -> m.HelloAnswer:
         return m.HelloAnswer.decode(self.ask(Command.HELLO, m.Hello(caps).encode()))
+
+    def auth(self) -> tuple[bytes, bytes]:
+        """Exchange nonces: this client's and the server's."""
+        nonce = secrets.token_bytes(NONCE_SIZE)
+        return nonce, self.ask(Command.LX_AUTH, nonce)
+
+    def prove(self, token: bytes) -> None:
+        """Show that this client knows the token, and see that the server does."""
+        nonces = self.auth()
+        proof = self.ask(Command.LX_PROVE, client_proof(token, *nonces))
+        assert proof == server_proof(token, *nonces)
 
     def device_count(self) -> int:
         """Also the cheapest way to see that all before it was accepted."""

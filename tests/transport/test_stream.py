@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 from longwire.transport import stream as module
 from longwire.transport.endpoint import Endpoint
 from longwire.transport.stream import Stream, connect, tune
+from support.worker import until
 
 KIB = 1024
 BUFFER = 256 * KIB
+PATIENCE_S = 10.0
 
 
 class Grudging:
@@ -61,6 +64,12 @@ def pair() -> Iterator[tuple[Stream, socket.socket]]:
     yield stream, theirs
     stream.close()
     theirs.close()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor() as pool:
+        yield pool
 
 
 class TestSend:
@@ -126,11 +135,185 @@ class TestSend:
             stream.send([bytes(64 << 20)])
 
 
+class TestSignsOfLife:
+    """A send that nobody takes in goes on for as long as something comes back."""
+
+    DEADLINE_S = 0.3
+    BULK = bytes(16 << 20)
+
+    def sending(self, stream: Stream, pool: ThreadPoolExecutor) -> Future[None]:
+        stream.set_deadline(self.DEADLINE_S)
+        return pool.submit(stream.send, [b"head", self.BULK])
+
+    def test_it_waits(
+        self, pair: tuple[Stream, socket.socket], pool: ThreadPoolExecutor
+    ) -> None:
+        stream, theirs = pair
+        sent = self.sending(stream, pool)
+        for i in range(12):
+            theirs.sendall(bytes([i]))
+            pause(self.DEADLINE_S / 3)
+        assert not sent.done()
+        received = 0
+        while received < len(self.BULK) + 4:
+            received += len(theirs.recv(1 << 20))
+        sent.result(PATIENCE_S)
+        # They are still there, for whoever receives next.
+        assert stream.take(12) == bytes(range(12))
+        assert stream.received == stream.taken == 12
+
+    @pytest.mark.parametrize("signs", [0, 1, 5000])
+    def test_not_for_what_came_long_ago(
+        self, pair: tuple[Stream, socket.socket], pool: ThreadPoolExecutor, signs: int
+    ) -> None:
+        stream, theirs = pair
+        theirs.sendall(bytes(signs))
+        started = time.monotonic()
+        sent = self.sending(stream, pool)
+        assert isinstance(sent.exception(PATIENCE_S), TimeoutError)
+        assert time.monotonic() - started < 2 * self.DEADLINE_S + 2
+
+    def test_nor_for_one_who_has_left(
+        self, pair: tuple[Stream, socket.socket], pool: ThreadPoolExecutor
+    ) -> None:
+        stream, theirs = pair
+        sent = self.sending(stream, pool)
+        pause(self.DEADLINE_S / 3)
+        theirs.shutdown(socket.SHUT_WR)
+        assert isinstance(sent.exception(PATIENCE_S), OSError)
+
+    def test_behind_a_buffer_that_was_full(
+        self, pair: tuple[Stream, socket.socket], pool: ThreadPoolExecutor
+    ) -> None:
+        """All taken out, its end is where it was."""
+        stream, theirs = pair
+        filled = pool.submit(theirs.sendall, bytes(BUFFER))
+        stream.skip(BUFFER)
+        filled.result(PATIENCE_S)
+        sent = self.sending(stream, pool)
+        for _ in range(6):
+            theirs.sendall(b"+")
+            pause(self.DEADLINE_S / 2)
+        assert not sent.done()
+        stream.hang_up()
+        assert sent.exception(PATIENCE_S) is not None
+
+    def test_the_deadline_stays_the_same(
+        self, pair: tuple[Stream, socket.socket]
+    ) -> None:
+        stream, theirs = pair
+        theirs.sendall(b"+")
+        stream.set_deadline(0.1)
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                stream.send([self.BULK])
+        assert stream.take(1) == b"+"
+        with pytest.raises(TimeoutError):
+            stream.take(1)
+
+
+class Offering:
+    """A lock that has something offered whenever its owner lets go of it."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+        self.acquire, self.release = self._lock.acquire, self._lock.release
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+        assert self._stream.offer(b"!")
+
+
+class TestOffer:
+    """Bytes from a thread that does not own the stream."""
+
+    def test_they_leave_when_nothing_else_does(
+        self, pair: tuple[Stream, socket.socket]
+    ) -> None:
+        stream, theirs = pair
+        assert stream.offer(b"alive")
+        stream.send([b"answer"])
+        assert theirs.recv(99) == b"aliveanswer"
+
+    def test_not_while_the_owner_receives(
+        self, pair: tuple[Stream, socket.socket], pool: ThreadPoolExecutor
+    ) -> None:
+        stream, theirs = pair
+        taken = pool.submit(lambda: bytes(stream.take(1)))
+        until(lambda: stream.waiting)
+        assert not stream.offer(b"alive")
+        theirs.sendall(b"x")
+        assert taken.result(PATIENCE_S) == b"x"
+        assert not stream.waiting
+        assert stream.offer(b"alive")
+        assert theirs.recv(99) == b"alive"
+
+    def test_not_when_they_would_not_leave(
+        self, pair: tuple[Stream, socket.socket]
+    ) -> None:
+        stream, theirs = pair
+        stream.set_deadline(0.1)
+        with pytest.raises(TimeoutError):
+            stream.send([bytes(64 << 20)])
+        assert not stream.offer(b"alive")
+
+    def test_nothing_gets_inside_of_a_message(
+        self, pair: tuple[Stream, socket.socket]
+    ) -> None:
+        """Which leaves in as many portions as the other end likes."""
+        sock = Grudging(forever([4]))
+        sock.fileno = pair[0].fileno  # type: ignore[attr-defined]
+        stream = over(sock)
+        stream._turn = Offering(stream)  # type: ignore[assignment]
+        stream.send([b"header", b"and a body"])
+        assert sock.sent == b"headerand a body!"
+
+    def test_a_closed_stream(self, pair: tuple[Stream, socket.socket]) -> None:
+        stream, theirs = pair
+        theirs.close()
+        with pytest.raises(OSError):
+            for _ in range(3):
+                stream.offer(b"alive")
+        stream.close()
+        with pytest.raises(OSError, match="closed"):
+            stream.offer(b"alive")
+
+
+class TestSome:
+    def test_what_there_is(self, pair: tuple[Stream, socket.socket]) -> None:
+        stream, theirs = pair
+        assert not stream.holds
+        theirs.sendall(b"abcdef")
+        assert stream.take(2) == b"ab"
+        assert stream.holds
+        assert stream.take_some() == b"cdef"
+        assert not stream.holds
+        theirs.sendall(b"more")
+        assert stream.take_some() == b"more"
+        assert stream.taken == stream.received == 10
+
+    def test_the_end(self, pair: tuple[Stream, socket.socket]) -> None:
+        stream, theirs = pair
+        theirs.sendall(b"last")
+        theirs.close()
+        assert stream.take_some() == b"last"
+        with pytest.raises(EOFError):
+            stream.take_some()
+
+
+def pause(seconds: float) -> None:
+    threading.Event().wait(seconds)
+
+
 TAKES = st.lists(st.tuples(st.booleans(), st.integers(0, 50)), min_size=1, max_size=40)
 
 
 class TestReceive:
-    @settings(max_examples=200)
+    @settings(max_examples=200, deadline=None)
     @given(TAKES, st.lists(st.integers(1, 60), min_size=1, max_size=5))
     def test_any_mix_of_calls_reads_the_stream(
         self, takes: list[tuple[bool, int]], steps: list[int]
@@ -233,12 +416,10 @@ class TestConnect:
     def test_the_options_of_a_connection(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             endpoint = Endpoint("127.0.0.1", server.getsockname()[1])
-            stream = connect(endpoint, 5)
-            sock = stream._sock
-            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-            assert sock.gettimeout() == 5
-            stream.close()
+            with connect(endpoint, 5) as sock:
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+                assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                assert sock.gettimeout() == 5
 
     def test_nobody_listens(self) -> None:
         with socket.socket() as taken:
@@ -246,6 +427,18 @@ class TestConnect:
             endpoint = Endpoint("127.0.0.1", taken.getsockname()[1])
             with pytest.raises(ConnectionRefusedError):
                 connect(endpoint, 5)
+
+    def test_a_duplicate_outlives_the_stream(
+        self, pair: tuple[Stream, socket.socket]
+    ) -> None:
+        stream, theirs = pair
+        with stream.duplicate() as bare:
+            assert bare.fileno() != stream.fileno()
+            bare.shutdown(socket.SHUT_RDWR)
+            with pytest.raises(EOFError):
+                stream.take(1)
+            stream.close()
+            assert bare.recv(1) == b""
 
     def test_tune_leaves_other_families_alone(
         self, pair: tuple[Stream, socket.socket]

@@ -11,6 +11,7 @@ from longwire.client.credentials import Credentials
 from longwire.errors import AuthenticationFailed, ConnectionLost, VersionMismatch
 from longwire.transport.endpoint import Endpoint
 from longwire.transport.stream import Stream, connect
+from longwire.transport.tls import refuses_certificate
 from longwire.wire import messages as m
 from longwire.wire.constants import LX_OFFERS, LX_VERSION, Command
 from longwire.wire.dialects import DIALECTS, V8, Dialect
@@ -88,6 +89,9 @@ def _hello(connection: Connection, encrypted: bool) -> m.HelloAnswer:
     try:
         answer = connection.ask(Command.HELLO, m.Hello().encode())
     except ConnectionLost as error:
+        # In TLS 1.3 a client is done with its handshake before the server is.
+        if refuses_certificate(error.__cause__):
+            raise AuthenticationFailed(*error.args) from error
         if isinstance(error.__cause__, EOFError) and not encrypted:
             hint = "a server with TLS wants --tls-ca or --tls; its log says why"
             reason = f"the server closed the connection ({hint})"

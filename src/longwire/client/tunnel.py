@@ -30,7 +30,7 @@ _MOST_CLIENTS = 64
 """At a time, with a thread each; a server of ours has as many places."""
 
 _STALL_S = 60.0
-"""How long one end may take nothing in."""
+"""How long a client may take nothing in. A server may compute for longer."""
 
 
 class Tunnel:
@@ -55,6 +55,7 @@ class Tunnel:
         self._credentials = credentials
         self._deadlines = deadlines or Deadlines()
         self._clients: dict[threading.Thread, list[Stream]] = {}
+        """Those that have left stay until `_reap`."""
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._wake_in, self._wake_out = socket.socketpair()
@@ -97,12 +98,12 @@ class Tunnel:
         self._stopping.set()
         self._listener.close()
         with self._lock:
-            threads = list(self._clients)
             for streams in self._clients.values():
                 for stream in streams:
                     stream.hang_up()
-        for thread in threads:
+        for thread in list(self._clients):
             thread.join()
+        self._clients.clear()
         self._wake_in.close()
         self._wake_out.close()
 
@@ -115,6 +116,7 @@ class Tunnel:
             self._stopping.wait(1.0)
             return
         peer = str(Endpoint(*address[:2]))
+        self._reap()
         if len(self._clients) >= _MOST_CLIENTS:
             _log.warning("%s: closed, there are %d clients", peer, _MOST_CLIENTS)
             sock.close()
@@ -136,9 +138,16 @@ class Tunnel:
             _log.warning("%s: %s", peer, error)
         finally:
             with self._lock:
-                streams = self._clients.pop(threading.current_thread())
-            for stream in streams:
-                stream.close()
+                streams = self._clients[threading.current_thread()]
+                while streams:
+                    streams.pop().close()
+
+    def _reap(self) -> None:
+        """Forget clients that have left."""
+        with self._lock:
+            for thread in list(self._clients):
+                if not thread.is_alive():
+                    del self._clients[thread]
 
     def _carry(self, client: Stream) -> None:
         self._own(client)
@@ -153,7 +162,7 @@ class Tunnel:
         answer = hello.encode()
         client.send([ANSWER_HEADER.pack(len(answer)), answer])
         client.set_deadline(_STALL_S)
-        server.set_deadline(_STALL_S)
+        server.set_deadline(self._deadlines.answer_s)
         splice(client, server)
 
     def _own(self, stream: Stream) -> None:

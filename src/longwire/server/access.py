@@ -6,7 +6,7 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from longwire.errors import UsageError
 from longwire.transport.stream import Stream
@@ -22,7 +22,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 class Access:
     """What a session asks of its clients."""
 
-    tokens: Sequence[bytes] = ()
+    tokens: Sequence[bytes] = field(default=(), repr=False)
     tls: ssl.SSLContext | None = None
 
     @classmethod

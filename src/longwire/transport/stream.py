@@ -93,18 +93,14 @@ class Stream:
             OSError: the stream broke; an unknown part of the bytes has left.
         """
         pending = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
-        while pending:
-            try:
-                with self._turn:
-                    sent = self._write(_capped(pending[:_MAX_PIECES]))
-            except TimeoutError:
-                if not self._heard():
-                    raise
-                continue
-            while pending and sent >= len(pending[0]):
-                sent -= len(pending.pop(0))
-            if sent:
-                pending[0] = pending[0][sent:]
+        # One turn for all: nothing that is offered may come in between.
+        with self._turn:
+            while pending:
+                sent = self._write_some(_capped(pending[:_MAX_PIECES]))
+                while pending and sent >= len(pending[0]):
+                    sent -= len(pending.pop(0))
+                if sent:
+                    pending[0] = pending[0][sent:]
 
     def offer(self, data: Bytes) -> bool:
         """Send a few bytes now or not at all; any thread may.
@@ -123,6 +119,9 @@ class Stream:
                 return False
             self._write([memoryview(data)])
             return True
+        except ValueError as error:
+            # What `poll` says of a closed socket.
+            raise OSError("the stream is closed") from error
         finally:
             self._turn.release()
 
@@ -220,26 +219,39 @@ class Stream:
             self._start, self._end = 0, len(rest)
         self._end += self._receive(self._view[self._end :])
 
+    def _write_some(self, pieces: list[memoryview]) -> int:
+        """Send some of the bytes, for as long as the peer gives signs of life."""
+        while True:
+            try:
+                return self._write(pieces)
+            except TimeoutError:
+                if not self._heard():
+                    raise
+
     def _write(self, pieces: list[memoryview]) -> int:
         """Send some of the bytes; returns how many."""
         return self._sock.sendmsg(pieces)
 
     def _heard(self) -> bool:
-        """Whether bytes have come that nobody has waited for."""
-        if self._end == _BUFFER:
-            return False
-        timeout_s = self._sock.gettimeout()
+        """Whether bytes have come that nobody has waited for. All are taken in: what
+        is left there would look like a sign of life later."""
+        if self._start == self._end:
+            self._start = self._end = 0
+        before, timeout_s = self.received, self._sock.gettimeout()
         self._sock.settimeout(0)
         try:
-            with self._turn:
+            while self._end < _BUFFER:
                 received = self._sock.recv_into(self._view[self._end :])
+                if received == 0:
+                    break
+                self._end += received
+                self.received += received
         except (BlockingIOError, ssl.SSLWantReadError):
-            return False
+            # No more for now.
+            pass
         finally:
             self._sock.settimeout(timeout_s)
-        self._end += received
-        self.received += received
-        return received > 0
+        return self.received > before
 
     def _receive(self, target: memoryview) -> int:
         with self._turn:

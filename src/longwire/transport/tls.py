@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import socket
 import ssl
+import struct
 from dataclasses import dataclass
 
 from longwire.errors import UsageError
 from longwire.transport.stream import Stream
 
-__all__ = ["TlsFiles", "TlsStream", "client_context", "explain", "server_context"]
+__all__ = [
+    "TlsFiles",
+    "TlsStream",
+    "client_context",
+    "explain",
+    "refuses_certificate",
+    "server_context",
+]
 
 _RECORD = 16 * 1024
 """What TLS sends as one record. Smaller pieces are joined up to this."""
+
+_CALL = 4 * _RECORD
+"""OpenSSL returns once it has sent all it was given, and deadlines are for a call: a
+tensor in one would have to be through before the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +92,25 @@ def _no_passphrase() -> str:
     raise UsageError("the key has a passphrase; give one without")
 
 
+def refuses_certificate(error: BaseException | None) -> bool:
+    """Whether this is the other end's word that it wants another certificate."""
+    reason = _reason(error)
+    return any(words in reason for words in ("_CERTIFICATE", "_UNKNOWN_CA"))
+
+
+def _reason(error: BaseException | None) -> str:
+    """OpenSSL's name for it, if it is one of OpenSSL's."""
+    # Those that `ssl` itself raises have no such attribute.
+    return getattr(error, "reason", None) or ""
+
+
 def explain(error: BaseException) -> str:
     """An error of a file or a handshake, in the words of somebody who can act."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not accepted: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
-        return _WORDS.get(error.reason, error.reason or str(error))
+        reason = _reason(error)
+        return _WORDS.get(reason, reason or str(error))
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error)
@@ -94,6 +122,13 @@ _WORDS = {
     "TLSV1_ALERT_UNKNOWN_CA": "the other end does not know the CA of this end's "
     "certificate",
     "WRONG_VERSION_NUMBER": "the other end does not speak TLS",
+    "UNSUPPORTED_PROTOCOL": "the other end does not speak TLS 1.3",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "the other end does not speak TLS 1.3",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "the other end does not accept this end's "
+    "certificate (its name, perhaps)",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "this end's certificate has expired",
+    "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": "this end's certificate is not made for "
+    "what it is used for here",
     "UNEXPECTED_EOF_WHILE_READING": "the connection closed during the TLS handshake",
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "no client certificate",
     "KEY_VALUES_MISMATCH": "the key is of another certificate",
@@ -122,6 +157,7 @@ class TlsStream(Stream):
             server_hostname=server,
             do_handshake_on_connect=server is not None,
         )
+        self._send_s = _send_deadline(self._tls)
         super().__init__(self._tls)
 
     @property
@@ -129,13 +165,48 @@ class TlsStream(Stream):
         return super().holds or self._tls.pending() > 0
 
     def _write(self, pieces: list[memoryview]) -> int:
-        data = pieces[0]
+        data = pieces[0][:_CALL]
         if len(data) < _RECORD and len(pieces) > 1:
             data = memoryview(_joined(pieces))
         try:
+            return self._send(data)
+        except (ssl.SSLEOFError, ConnectionError) as error:
+            self._read_alert()
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)) from error
+
+    def _send(self, data: memoryview) -> int:
+        if self._send_s is None:
             return self._tls.send(data)
-        except ssl.SSLWantWriteError as error:
+        self._tls.settimeout(self._send_s)
+        try:
+            return self._tls.send(data)
+        except TimeoutError as error:
             raise BlockingIOError("the peer takes nothing in") from error
+        finally:
+            self._tls.settimeout(None)
+
+    def _read_alert(self) -> None:
+        """Raise the reason that the other end gave before it closed, if it did."""
+        self._tls.settimeout(0)
+        # All but an alert only says again that the stream broke.
+        with contextlib.suppress(
+            ssl.SSLWantReadError, ssl.SSLEOFError, ConnectionError
+        ):
+            self._tls.recv(1)
+
+    def hang_up(self) -> None:
+        # An `SSLSocket` would go on in plain, and hand out what is still to decrypt.
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._tls, socket.SHUT_RDWR)
+
+
+def _send_deadline(sock: socket.socket) -> float | None:
+    """What SO_SNDTIMEO bounds sends to. `ssl` tries again when it has passed."""
+    size = struct.calcsize("@ll")
+    whole, part = struct.unpack(
+        "@ll", sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, size)
+    )
+    return float(whole + part / 1e6) or None
 
 
 def _joined(pieces: list[memoryview]) -> bytearray:

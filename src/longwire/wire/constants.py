@@ -93,3 +93,5 @@ class Command(IntEnum):
     LX_AUTH = 0x84
     LX_PROVE = 0x85
     LX_TOP = 0x86
+    LX_HAVE = 0x87
+    LX_SET_DIGEST = 0x88

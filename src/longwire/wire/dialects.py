@@ -16,8 +16,10 @@ from longwire.wire.tensors import TENSOR_SIZE
 
 __all__ = [
     "DIALECTS",
+    "DIGEST_SIZE",
     "LX_OFFER",
     "LX_SHAPES",
+    "MAX_DIGESTS",
     "MAX_SUPPORT_QUERIES",
     "Dialect",
     "Shape",
@@ -130,6 +132,12 @@ V8 = Dialect(
 MAX_SUPPORT_QUERIES = 1024
 """Ops per LX_SUPPORTS_OPS: more than a graph has kinds of, and below 4 MiB."""
 
+DIGEST_SIZE = 32
+"""BLAKE3."""
+
+MAX_DIGESTS = 1 << 15
+"""Digests per LX_HAVE: more than the largest model has tensors, and 1 MiB."""
+
 LX_OFFER: Mapping[int, Shape] = {
     _C.LX_START: _fixed(4, ANY),
     _C.LX_AUTH: _fixed(NONCE_SIZE, NONCE_SIZE),
@@ -141,6 +149,8 @@ LX_SHAPES: Mapping[int, Shape] = {
     _C.LX_SUPPORTS_OPS: Shape(8, 8 + 11 * _T * MAX_SUPPORT_QUERIES, ANY),
     _C.LX_PING: _fixed(0, 0),
     _C.LX_TOP: _fixed(_T + 20, ANY, drains=True),
+    _C.LX_HAVE: Shape(4, 4 + DIGEST_SIZE * MAX_DIGESTS, ANY),
+    _C.LX_SET_DIGEST: _fixed(_T + 16 + DIGEST_SIZE, None, drains=True),
 }
 
 DIALECTS = {7: V7, 8: V8}

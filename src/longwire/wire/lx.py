@@ -13,7 +13,7 @@ import numpy as np
 
 from longwire.errors import BadFrame, LimitExceeded
 from longwire.wire.constants import U64_MAX
-from longwire.wire.dialects import MAX_SUPPORT_QUERIES
+from longwire.wire.dialects import DIGEST_SIZE, MAX_DIGESTS, MAX_SUPPORT_QUERIES
 from longwire.wire.messages import U32, Bytes
 from longwire.wire.tensors import TENSOR_SIZE
 
@@ -23,10 +23,12 @@ __all__ = [
     "KEEP_ALIVE_S",
     "MAX_ANSWER",
     "ErrorAnswer",
+    "Have",
     "LxDevice",
     "LxStart",
     "LxStartAnswer",
     "QUERY_SIZE",
+    "SetDigest",
     "SupportsOps",
     "TOP_ENTRY",
     "TOP_MOST",
@@ -58,6 +60,7 @@ _START = struct.Struct("<IHH")
 _DEVICE = struct.Struct("<IQQHH")
 _QUERY = struct.Struct("<II")
 _TOP = struct.Struct(f"<{TENSOR_SIZE}sQQI")
+_SET_DIGEST = struct.Struct(f"<{TENSOR_SIZE}sQQ{DIGEST_SIZE}s")
 
 
 def _text(body: Bytes, at: int, size: int) -> str:
@@ -207,3 +210,44 @@ class Top(NamedTuple):
     @classmethod
     def decode(cls, body: Bytes) -> Top:
         return cls(*_TOP.unpack(body))
+
+
+class Have(NamedTuple):
+    """Ask which of some tensors' data, by BLAKE3 digest, the server has at hand.
+
+    The answer is a byte for each: 1 it has it, and keeps it for this session.
+    """
+
+    digests: tuple[bytes, ...]
+
+    def encode(self) -> bytes:
+        return U32.pack(len(self.digests)) + b"".join(self.digests)
+
+    @classmethod
+    def decode(cls, body: Bytes) -> Have:
+        """Raises: BadFrame, LimitExceeded: not what the count says."""
+        (count,) = U32.unpack_from(body)
+        if count > MAX_DIGESTS:
+            raise LimitExceeded("LX_HAVE", "digest count", count, MAX_DIGESTS)
+        expected = U32.size + count * DIGEST_SIZE
+        if len(body) != expected:
+            raise BadFrame("LX_HAVE", len(body), f"{expected}")
+        starts = range(U32.size, len(body), DIGEST_SIZE)
+        return cls(tuple(bytes(body[i : i + DIGEST_SIZE]) for i in starts))
+
+
+class SetDigest(NamedTuple):
+    """Fill part of a tensor with data that the server said it has."""
+
+    tensor: bytes
+    offset: int
+    size: int
+    """Bytes; all that the digest is of."""
+    digest: bytes
+
+    def encode(self) -> bytes:
+        return _SET_DIGEST.pack(*self)
+
+    @classmethod
+    def decode(cls, body: Bytes) -> SetDigest:
+        return cls(*_SET_DIGEST.unpack(body))

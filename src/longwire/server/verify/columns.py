@@ -337,6 +337,20 @@ class Nodes:
                 operand.of(self.tensors.flat), f"elements of {operand} overlap"
             )
 
+    def filled(self, *operands: Operand) -> None:
+        """For sources of which only some dimensions are compared with others.
+
+        A kernel that takes no notice of the rest would read where nothing is: what
+        has no bytes may lie at its buffer's end, or nowhere.
+        """
+        for operand in operands:
+            self.require(~operand.empty | self.dst.empty, f"{operand} is empty")
+
+    def apart(self, one: Operand, other: Operand) -> None:
+        start, begin = (t.of(self.tensors.native["data"]) for t in (one, other))
+        end, finish = start + one.nbytes.astype("u8"), begin + other.nbytes.astype("u8")
+        self.require((end <= begin) | (finish <= start), f"{one} overlaps {other}")
+
     def repeats(self, small: Operand, large: Operand) -> None:
         """`small` fits into `large` a whole number of times in each dimension."""
         whole = (large.ne % np.maximum(small.ne, 1) == 0) & (small.ne > 0)

@@ -79,6 +79,7 @@ def add_id(n: Nodes) -> None:
     n.same_shape(a, d)
     n.require(a.n0 == b.n0, "src 0 and src 1 differ in columns")
     n.require(a.ne[:, 1:3] == ids.ne[:, :2], "src 0 and the ids differ in rows")
+    n.filled(b, ids)
     n.rows(a, b, d)
 
 
@@ -323,6 +324,10 @@ def argsort(n: Nodes) -> None:
     n.typed(I32, d)
     n.same_shape(a, d)
     n.reach(a, d)
+    # Rows are sorted where they are, without a look at their ends: an order that
+    # changes meanwhile, by the sort itself or by another thread's, leads beyond.
+    n.strict(d)
+    n.apart(d, a)
 
 
 def top_k(n: Nodes) -> None:

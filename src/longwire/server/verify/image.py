@@ -297,6 +297,7 @@ def timestep_embedding(n: Nodes) -> None:
     n.rows(a, d)
     n.require((n.param(0) >= 1) & (d.n0 == n.param(0)), "shape of dst")
     n.require((d.n1 == a.n0) & (d.n2 == 1) & (d.n3 == 1), "shape of dst")
+    n.filled(a)
 
 
 def win_part(n: Nodes) -> None:
@@ -329,6 +330,7 @@ def get_rel_pos(n: Nodes) -> None:
     a, d = n.src(0), n.dst
     n.typed(F16 | BF16, a)
     n.typed(F16, d)
+    n.filled(a)
     n.dense(a, d)
     n.require((d.n0 == a.n0) & (d.n1 == d.n2) & (d.n3 == 1), "shape of dst")
     n.require(a.n1 == 2 * d.n1 - 1, "shape of src 0")

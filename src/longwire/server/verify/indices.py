@@ -109,7 +109,8 @@ class _Tracer:
     def follow(self, group: Nodes, ids: Index, limits: Ints) -> None:
         """Bound the ids of each node of a group."""
         turns = self._turn[group.index]
-        last = self._last_writers(ids, turns)
+        # Up to the node itself: SSM_SCAN writes before it has read all ids.
+        last = self._last_writers(ids, turns + 1)
         found: dict[int, tuple[int, int]] = {}
         rows = zip(
             ids.tolist(), limits.tolist(), turns.tolist(), last.tolist(), strict=True
@@ -118,6 +119,8 @@ class _Tracer:
             # A node without the compute flag does not run.
             if turn < 0 or self._tensors.empty[tensor]:
                 continue
+            if writer == turn:
+                group.refuse(which, "dst overlaps the ids")
             if found.get(tensor) == (limit, writer):
                 continue
             found[tensor] = (limit, writer)

@@ -141,6 +141,7 @@ def soft_max(n: Nodes) -> None:
         a, sinks = sunk.src(0), sunk.src(2)
         sunk.typed(F32, sinks)
         sunk.require(sinks.n0 == a.n2, "sinks are not one per head")
+        sunk.filled(sinks)
         sunk.rows(sinks)
 
 

@@ -47,6 +47,7 @@ def rope(n: Nodes) -> None:
     if scaled:
         factors, a = scaled.src(2), scaled.src(0)
         scaled.typed(F32, factors)
+        scaled.filled(factors)
         scaled.rows(factors)
         scaled.require(factors.n0 * 2 >= scaled.param(1), "too few factors")
         # The CPU reads a factor per pair of the row, also for pairs it leaves alone.
@@ -84,6 +85,7 @@ def flash_attn_ext(n: Nodes) -> None:
     if sunk:
         sinks = sunk.src(4)
         sunk.typed(F32, sinks)
+        sunk.filled(sinks)
         sunk.rows(sinks)
         sunk.require(sinks.n0 == sunk.src(0).n2, "sinks are not one per head")
 
