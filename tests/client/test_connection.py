@@ -36,9 +36,13 @@ from support.scripted import (
     Instead,
     Listener,
     Partial,
+    Raw,
     Request,
     Scripted,
     content,
+    held,
+    lx_server,
+    refusal,
     start_scripted,
 )
 
@@ -530,6 +534,170 @@ class TestHandshake:
         deadlines = Deadlines(connect_s=PATIENCE_S, answer_s=77)
         with closing(open_connection(port.endpoint, deadlines)) as connection:
             assert connection._stream._sock.gettimeout() == 77
+
+
+LX = V8.with_lx()
+SILENCE_S = 0.4
+
+
+class TestKeepAlive:
+    """A server of ours says once per second that it is still at work."""
+
+    @pytest.mark.parametrize("n", [0, 1, 100])
+    def test_it_is_no_answer(self, scripted: Start, n: int) -> None:
+        answers = {Command.GET_TENSOR: lambda body: held(content(4, 5000), n)}
+        connection, stream, _ = scripted(answers, LX)
+        target = memoryview(bytearray(5000))
+        connection.queue_read(Command.GET_TENSOR, read(5000), target)
+        answer = connection.ask(Command.DEVICE_COUNT, b"")
+        assert (target, answer) == (content(4, 5000), m.U32.pack(1))
+        assert stream.taken == 8 * n + (8 + 5000) + (8 + 4)
+
+    def test_it_may_be_cut_in_two(self, scripted: Start) -> None:
+        raw = b"\xff" * 24 + struct.pack("<QI", 4, 7)
+        pieces = [raw[at : at + 5] for at in range(0, len(raw), 5)]
+        connection, _, _ = scripted({Command.DEVICE_COUNT: Raw(pieces, 0.01)}, LX)
+        assert connection.ask(Command.DEVICE_COUNT, b"") == m.U32.pack(7)
+
+    def test_it_also_stands_before_an_error(self, scripted: Start) -> None:
+        error = refusal("BadRequest", "no such handle")
+        answer = Raw([*held(b"").pieces[:-1], *error.pieces])
+        connection, _, _ = scripted({Command.BUFFER_GET_BASE: answer}, LX)
+        with pytest.raises(RemoteFailure, match="no such handle"):
+            connection.ask(Command.BUFFER_GET_BASE, m.U64.pack(1))
+        assert connection.healthy
+
+    def test_when_no_answer_is_owed(self, scripted: Start) -> None:
+        """It stays where it is until there is one."""
+        alive = Raw([b"\0" * 7 + b"\0", *held(b"").pieces[:-1]])
+        connection, _, server = scripted({Command.LX_PING: alive}, LX)
+        connection.ask(Command.LX_PING, b"")
+        assert connection.ask(Command.DEVICE_COUNT, b"") == m.U32.pack(1)
+        assert server.commands == ["LX_PING", "DEVICE_COUNT"]
+
+    def test_nobody_waits_longer_than_for_the_next(self, scripted: Start) -> None:
+        answer = held(m.U32.pack(1), n=9, pause_s=SILENCE_S / 3)
+        connection, _, _ = scripted(
+            {Command.DEVICE_COUNT: answer}, LX, deadline_s=SILENCE_S
+        )
+        started = time.monotonic()
+        assert connection.ask(Command.DEVICE_COUNT, b"") == m.U32.pack(1)
+        assert time.monotonic() - started > 2 * SILENCE_S
+
+    def test_silence_after_it(self, scripted: Start) -> None:
+        def fall_silent(body: bytes) -> Raw:
+            server.answers[Command.GET_ALIGNMENT] = Instead.SILENCE
+            return Raw(held(b"").pieces[:-1])
+
+        connection, _, server = scripted(
+            {Command.DEVICE_COUNT: fall_silent}, LX, deadline_s=SILENCE_S
+        )
+        started = time.monotonic()
+        with pytest.raises(ConnectionLost, match="no answer before the deadline"):
+            connection.ask(Command.DEVICE_COUNT, b"")
+        assert SILENCE_S <= time.monotonic() - started < SILENCE_S + 2
+
+    def test_not_for_ever(self, scripted: Start) -> None:
+        answer = held(m.U32.pack(1), n=1000, pause_s=0.02)
+        connection, _, _ = scripted(
+            {Command.DEVICE_COUNT: answer}, LX, deadlines=Deadlines(answer_s=0.3)
+        )
+        started = time.monotonic()
+        with pytest.raises(ConnectionLost, match="no answer before the deadline"):
+            connection.ask(Command.DEVICE_COUNT, b"")
+        assert 0.3 <= time.monotonic() - started < 3
+
+    def test_other_dialects_know_of_none(self, scripted: Start) -> None:
+        connection, _, _ = scripted({Command.DEVICE_COUNT: held(m.U32.pack(1))}, V8)
+        with pytest.raises(RemoteFailure, match="answered 18446744073709551615 bytes"):
+            connection.ask(Command.DEVICE_COUNT, b"")
+
+    @pytest.mark.parametrize("lx", [False, True])
+    def test_whose_silence_is_an_end(self, listener: Listen, lx: bool) -> None:
+        port = listener(lx_server() if lx else {})
+        deadlines = Deadlines(connect_s=PATIENCE_S, answer_s=77, silence_s=33)
+        with closing(open_connection(port.endpoint, deadlines)) as connection:
+            assert connection._stream._sock.gettimeout() == (33 if lx else 77)
+
+
+class TestHealth:
+    @pytest.mark.parametrize(
+        ("dialect", "command"), [(V8, "DEVICE_COUNT"), (LX, "LX_PING")]
+    )
+    def test_well(self, scripted: Start, dialect: Dialect, command: str) -> None:
+        connection, _, server = scripted({}, dialect)
+        for _ in range(3):
+            health = connection.health()
+            assert health.ok and health.failure is None
+            assert health.endpoint is ENDPOINT
+            assert health.round_trip_s is not None
+            assert 0 < health.round_trip_s < PATIENCE_S
+        assert server.commands == [command] * 3
+
+    def test_while_another_thread_works(self, scripted: Start) -> None:
+        may_answer = threading.Event()
+
+        def late(body: bytes) -> bytes:
+            may_answer.wait(PATIENCE_S)
+            return m.U32.pack(1)
+
+        connection, _, server = scripted({Command.DEVICE_COUNT: late}, LX)
+        worker = threading.Thread(target=connection.ask, args=(0x0F, b""))
+        worker.start()
+        while not server.requests:
+            time.sleep(0.001)
+        started = time.monotonic()
+        health = connection.health()
+        assert time.monotonic() - started < 1
+        assert (health.ok, health.round_trip_s) == (True, None)
+        may_answer.set()
+        worker.join(PATIENCE_S)
+        assert server.commands == ["DEVICE_COUNT"]
+
+    def test_frozen(self, scripted: Start) -> None:
+        connection, stream, _ = scripted(
+            {Command.LX_PING: Instead.SILENCE}, LX, deadline_s=SILENCE_S
+        )
+        started = time.monotonic()
+        health = connection.health()
+        assert SILENCE_S <= time.monotonic() - started < SILENCE_S + 2
+        assert not health.ok and health.round_trip_s is None
+        assert isinstance(health.failure, ConnectionLost)
+        assert health.failure is connection.failure
+        # From then on at once, and without a word to the server.
+        used = stream.used
+        started = time.monotonic()
+        assert connection.health() == health
+        assert time.monotonic() - started < SILENCE_S / 2
+        assert stream.used == used
+
+    def test_gone(self, scripted: Start) -> None:
+        connection, _, _ = scripted({Command.LX_PING: Instead.CLOSE}, LX)
+        failure = connection.health().failure
+        assert isinstance(failure, ConnectionLost)
+        assert "the server closed the connection" in failure.cause
+
+    def test_a_refusal_is_no_failure(self, scripted: Start) -> None:
+        """It is of an earlier command, and for whoever sent that."""
+        connection, _, server = scripted(
+            {Command.LX_PING: refusal("BadRequest", "no graph 5")}, LX
+        )
+        connection.post(Command.GRAPH_RECOMPUTE, RECOMPUTE)
+        assert connection.health().ok
+        with pytest.raises(RemoteFailure, match="no graph 5"):
+            connection.check()
+        del server.answers[Command.LX_PING]
+        assert connection.health().round_trip_s is not None
+        connection.check()
+
+    def test_what_is_held_back_goes_first(self, scripted: Start) -> None:
+        connection, _, server = scripted({}, LX)
+        connection.post(Command.BUFFER_CLEAR, CLEAR)
+        target = memoryview(bytearray(8))
+        connection.queue_read(Command.GET_TENSOR, read(8, offset=3), target)
+        assert connection.health().ok
+        assert target == content(3, 8)
+        assert server.commands == ["BUFFER_CLEAR", "GET_TENSOR", "LX_PING"]
 
 
 class TestConnect:

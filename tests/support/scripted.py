@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,13 +13,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from longwire.client.connection import Connection
+from longwire.client.connection import Connection, Deadlines
+from longwire.errors import WIRE_CODES
 from longwire.transport.endpoint import Endpoint
 from longwire.transport.stream import Stream
 from longwire.wire import messages as m
-from longwire.wire.constants import Command
-from longwire.wire.dialects import V8, Dialect
+from longwire.wire.constants import LX_VERSION, Command
+from longwire.wire.dialects import LX_OFFER, LX_SHAPES, V8, Dialect
 from longwire.wire.frames import ANSWER_HEADER, REQUEST_HEADER
+from longwire.wire.lx import ERROR_BIT, KEEP_ALIVE, ErrorAnswer, LxStartAnswer
+from longwire.wire.proof import NONCE_SIZE, client_proof, server_proof
 
 ENDPOINT = Endpoint("worker", 50052)
 PATIENCE_S = 10.0
@@ -44,7 +49,53 @@ class Partial:
     raw: bytes
 
 
-Answer = bytes | Instead | Partial
+@dataclass(frozen=True)
+class Raw:
+    """An answer in pieces, header included, with a pause before each."""
+
+    pieces: Sequence[bytes]
+    pause_s: float = 0
+
+
+def refusal(name: str, sentence: str) -> Raw:
+    """An LX error answer."""
+    body = ErrorAnswer(WIRE_CODES[name], name, sentence).encode()
+    return Raw([ANSWER_HEADER.pack(ERROR_BIT | len(body)) + body])
+
+
+def held(answer: bytes, n: int = 3, pause_s: float = 0) -> Raw:
+    """An answer behind `n` keep-alives."""
+    alive = ANSWER_HEADER.pack(KEEP_ALIVE)
+    return Raw([*[alive] * n, ANSWER_HEADER.pack(len(answer)) + answer], pause_s)
+
+
+def lx_server(token: bytes | None = None, dialect: Dialect = V8) -> Answers:
+    """Answers of a server that speaks LX, to those who know the token."""
+    nonces: list[bytes] = []
+    nonce = secrets.token_bytes(NONCE_SIZE)
+    hello = m.HelloAnswer(dialect.major, 0, 0, padding=LX_VERSION)
+    start = LxStartAnswer(LX_VERSION, "scripted", ("NONE", "DUP", "ADD"))
+
+    def auth(body: bytes) -> Answer:
+        if token is None:
+            return refusal("Unauthenticated", "LX_AUTH: this server has no token")
+        nonces[:] = [body, nonce]
+        return nonce
+
+    def prove(body: bytes) -> Answer:
+        if token is None or body != client_proof(token, *nonces):
+            return refusal("Unauthenticated", "LX_PROVE: not the token")
+        return server_proof(token, *nonces)
+
+    return {
+        Command.HELLO: hello.encode(),
+        Command.LX_AUTH: auth,
+        Command.LX_PROVE: prove,
+        Command.LX_START: start.encode(),
+    }
+
+
+Answer = bytes | Instead | Partial | Raw
 Answers = Mapping[Command, Answer | Callable[[bytes], Answer]]
 
 
@@ -74,6 +125,7 @@ class ScriptedServer:
         self.dialect = dialect
         self.answers = dict(answers)
         self.requests: list[Request] = []
+        self._shapes = {**dialect.shapes, **LX_OFFER, **LX_SHAPES}
         self._sock = sock
         self._handles = iter(range(1, 1 << 30))
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -104,7 +156,7 @@ class ScriptedServer:
                 number, size = REQUEST_HEADER.unpack(self._take(REQUEST_HEADER.size))
                 request = Request(Command(number), self._take(size))
                 self.requests.append(request)
-                if self.dialect.shapes[request.command].answer is not None:
+                if self._shapes[request.command].answer is not None:
                     self._answer(request)
 
     def _take(self, size: int) -> bytes:
@@ -125,6 +177,11 @@ class ScriptedServer:
         if isinstance(answer, Partial):
             self._sock.sendall(answer.raw)
             raise EOFError
+        if isinstance(answer, Raw):
+            for piece in answer.pieces:
+                threading.Event().wait(answer.pause_s)
+                self._sock.sendall(piece)
+            return
         if isinstance(answer, Instead):
             if answer is Instead.RESET:
                 linger = struct.pack("ii", 1, 0)
@@ -155,7 +212,7 @@ class ScriptedServer:
             offsets = range(rows.offset, 1 << 40, rows.stride or 1)
             packed = [content(offsets[i], rows.size) for i in range(rows.n_copies)]
             return b"".join(packed)
-        return bytes(self.dialect.shapes[command].answer or 0)
+        return bytes(self._shapes[command].answer or 0)
 
 
 class RecordingStream(Stream):
@@ -208,6 +265,7 @@ def start_scripted(
     *,
     endpoint: Endpoint = ENDPOINT,
     deadline_s: float = PATIENCE_S,
+    deadlines: Deadlines | None = None,
     socket_buffer: int | None = None,
 ) -> Scripted:
     """A greeted connection to a scripted server, over a socket pair."""
@@ -219,15 +277,21 @@ def start_scripted(
     stream = RecordingStream(ours, dialect)
     stream.set_deadline(deadline_s)
     server = ScriptedServer(theirs, answers or {}, dialect).start()
-    return Scripted(Connection(endpoint, stream, dialect), stream, server)
+    connection = Connection(endpoint, stream, dialect, deadlines)
+    return Scripted(connection, stream, server)
 
 
 class Listener:
-    """A loopback port; each connection gets a scripted server, or just silence."""
+    """A loopback port; each connection gets a scripted server."""
 
-    def __init__(self, answers: Answers | None = None, dialect: Dialect = V8) -> None:
+    def __init__(
+        self,
+        answers: Answers | None = None,
+        dialect: Dialect = V8,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.servers: list[ScriptedServer] = []
-        self._answers, self._dialect = answers or {}, dialect
+        self._answers, self._dialect, self._tls = answers or {}, dialect, tls
         self._sock = socket.create_server(("127.0.0.1", 0))
         self.endpoint = Endpoint("127.0.0.1", self._sock.getsockname()[1])
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -244,6 +308,11 @@ class Listener:
         with contextlib.suppress(OSError):
             while True:
                 sock, _ = self._sock.accept()
+                if self._tls is not None:
+                    # The server's first read shakes hands.
+                    sock = self._tls.wrap_socket(
+                        sock, server_side=True, do_handshake_on_connect=False
+                    )
                 server = ScriptedServer(sock, self._answers, self._dialect)
                 self.servers.append(server)
                 server.start()

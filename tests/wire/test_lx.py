@@ -23,8 +23,8 @@ from longwire.wire.lx import (
 MESSAGES = [
     (LxStart(1), "01000000"),
     (
-        LxStartAnswer(1, "eng", ("NONE", "ADD")),
-        "01000000 0300 0800" + b"engNONE\nADD".hex(),
+        LxStartAnswer(1, "eng", ("NONE", "ADD"), 1),
+        "01000000 01000000 0300 0800" + b"engNONE\nADD".hex(),
     ),
     (
         LxDevice(1, 2, 3, "CUDA0", "é"),

@@ -19,6 +19,7 @@ from longwire.wire.tensors import TENSOR_SIZE
 
 __all__ = [
     "ERROR_BIT",
+    "KEEPS_DATA",
     "KEEP_ALIVE",
     "KEEP_ALIVE_S",
     "MAX_ANSWER",
@@ -36,6 +37,9 @@ __all__ = [
 ]
 
 ERROR_BIT = 1 << 63
+
+KEEPS_DATA = 1 << 0
+"""LX_START's flag of a server with a weight cache or model files of its own."""
 
 KEEP_ALIVE = U64_MAX
 """In place of an answer's length: the answer is not there yet, but the server is."""
@@ -56,7 +60,7 @@ TOP_MOST = 4096
 """Entries of one answer, as many as `MAX_ANSWER` holds with room to spare."""
 
 _ERROR = struct.Struct("<IH")
-_START = struct.Struct("<IHH")
+_START = struct.Struct("<IIHH")
 _DEVICE = struct.Struct("<IQQHH")
 _QUERY = struct.Struct("<II")
 _TOP = struct.Struct(f"<{TENSOR_SIZE}sQQI")
@@ -112,22 +116,30 @@ class LxStartAnswer(NamedTuple):
     engine: str
     ops: tuple[str, ...]
     """Op names by number: numbers drift between builds, names do not."""
+    flags: int = 0
+
+    @property
+    def keeps_data(self) -> bool:
+        """Whether asking for data by digest may be of use."""
+        return bool(self.flags & KEEPS_DATA)
 
     def encode(self) -> bytes:
         engine, ops = self.engine.encode(), "\n".join(self.ops).encode()
-        return _START.pack(self.version, len(engine), len(ops)) + engine + ops
+        head = _START.pack(self.version, self.flags, len(engine), len(ops))
+        return head + engine + ops
 
     @classmethod
     def decode(cls, body: Bytes) -> LxStartAnswer:
         """Raises: BadFrame: not the length it says."""
         if len(body) < _START.size:
             raise BadFrame("LX_START", len(body), f"at least {_START.size}")
-        version, engine, ops = _START.unpack_from(body)
+        version, flags, engine, ops = _START.unpack_from(body)
         if len(body) != _START.size + engine + ops:
             expected = f"{_START.size + engine + ops}"
             raise BadFrame("LX_START", len(body), expected)
         names = _text(body, _START.size + engine, ops)
-        return cls(version, _text(body, _START.size, engine), tuple(names.split("\n")))
+        label = _text(body, _START.size, engine)
+        return cls(version, label, tuple(names.split("\n")), flags)
 
 
 class LxDevice(NamedTuple):
