@@ -66,3 +66,28 @@ def test_pairs_are_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_cpp_rpc", lambda: Path("libggml-rpc.so.0"))
     plan = Plan.of(Settings("hop", pairs=("cpp-cpp", "longwire-cpp")))
     assert [str(pair) for pair in plan.pairs] == ["cpp-cpp", "longwire-cpp"]
+
+
+def test_numbers_of_servers_are_compared_with_the_fewest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "find_cpp_rpc", lambda: Path("libggml-rpc.so.0"))
+    names = ("cpp-cpp@4", "cpp-cpp@1", "longwire-longwire@2", "longwire-longwire@3")
+    plan = Plan.of(Settings("hop", pairs=names))
+    references = {str(pair): str(plan.reference(pair)) for pair in plan.pairs}
+    assert references == {
+        "cpp-cpp@4": "cpp-cpp@1",
+        "cpp-cpp@1": "cpp-cpp@1",
+        "longwire-longwire@2": "longwire-longwire@2",
+        "longwire-longwire@3": "longwire-longwire@2",
+    }
+    for wrong in ("cpp-cpp@", "cpp-cpp@0", "cpp-cpp@x", "cpp-rust@2"):
+        with pytest.raises(UsageError, match="no pairing"):
+            Settings("hop", pairs=(wrong,))
+
+
+def test_variants_of_ours_are_there_when_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_cpp_rpc", lambda: None)
+    plan = Plan.of(Settings("hop", pairs=("longwire-tls", "longwire-longwire")))
+    assert [str(pair) for pair in plan.pairs] == ["longwire-longwire", "longwire-tls"]
+    assert {str(plan.reference(p)) for p in plan.pairs} == {"longwire-longwire"}

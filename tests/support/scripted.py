@@ -169,7 +169,9 @@ class ScriptedServer:
         return bytes(data)
 
     def _answer(self, request: Request) -> None:
-        answer = self.answers.get(request.command, self._plausible(request))
+        answer = self.answers.get(request.command)
+        if answer is None:
+            answer = self._plausible(request)
         if callable(answer):
             answer = answer(request.body)
         if answer is Instead.SILENCE:
@@ -240,7 +242,14 @@ class RecordingStream(Stream):
 
     def take(self, size: int) -> memoryview:
         self.used += 1
-        return super().take(size)
+        taken = super().take(size)
+        if (
+            size == ANSWER_HEADER.size
+            and ERROR_BIT <= int.from_bytes(taken, "little") < KEEP_ALIVE
+        ):
+            # An error, which goes into no target.
+            self.owed -= 1
+        return taken
 
     def take_into(self, target: memoryview) -> None:
         super().take_into(target)
@@ -289,11 +298,12 @@ class Listener:
         answers: Answers | None = None,
         dialect: Dialect = V8,
         tls: ssl.SSLContext | None = None,
+        host: str = "127.0.0.1",
     ) -> None:
         self.servers: list[ScriptedServer] = []
         self._answers, self._dialect, self._tls = answers or {}, dialect, tls
-        self._sock = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = Endpoint("127.0.0.1", self._sock.getsockname()[1])
+        self._sock = socket.create_server((host, 0))
+        self.endpoint = Endpoint(host, self._sock.getsockname()[1])
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 

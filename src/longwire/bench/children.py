@@ -126,13 +126,13 @@ class Workers:
             for worker in self._workers.values():
                 stack.callback(worker.close)
 
-    def of(self, kind: str) -> list[Worker]:
-        """All workers of one kind, alive.
+    def of(self, kind: str, count: int) -> list[Worker]:
+        """So many workers of one kind, alive.
 
         Raises:
             CallFailed: one does not start; says why.
         """
-        return [self._living(kind, i) for i in range(self._settings.workers)]
+        return [self._living(kind, i) for i in range(count)]
 
     def _living(self, kind: str, index: int) -> Worker:
         worker = self._workers.get((kind, index))

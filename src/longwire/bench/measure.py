@@ -85,7 +85,8 @@ class _Bench:
 
     def _pair(self, pair: Pair) -> Measurement | str:
         try:
-            workers = self.workers.of(pair.server)
+            count = pair.workers or self.settings.workers
+            workers = self.workers.of(pair.server, count)
         except LongwireError as error:
             return str(error)
         return self._job(pair.client, workers)

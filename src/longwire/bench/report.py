@@ -71,11 +71,17 @@ class Report:
 
     def ratios(self, name: str) -> list[float | None]:
         """Each run's ratio against the reference; above 1 is better than it."""
-        reference = str(self.plan.reference)
+        reference = self.reference_of(name)
         if name not in self.results or reference not in self.results:
             return []
         pairs = zip(self.samples(name), self.samples(reference), strict=True)
         return [self._ratio(ours, theirs) for ours, theirs in pairs]
+
+    def reference_of(self, name: str) -> str:
+        """The pairing that another one's ratios are taken against."""
+        return next(
+            (str(self.plan.reference(p)) for p in self.plan.pairs if str(p) == name), ""
+        )
 
     def _ratio(self, ours: float | None, theirs: float | None) -> float | None:
         # A hop's cost may come out below 0 in a noisy run; no ratio means much then.
@@ -130,7 +136,7 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """The whole report, for `json.dumps`."""
         names = self.pair_names()
-        others = [name for name in names if name != str(self.plan.reference)]
+        others = [name for name in names if name != self.reference_of(name)]
         ratios = {
             name: ratio for name in others if (ratio := Spread.of(self.ratios(name)))
         }

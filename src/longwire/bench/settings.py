@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from longwire.errors import UsageError
@@ -40,13 +41,20 @@ BENCHES: Mapping[str, Bench] = {
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Whose client talks to whose server: "longwire" or "cpp"."""
+    """Whose client talks to whose servers: "longwire" or "cpp"."""
 
     client: str
     server: str
+    workers: int | None = None
+    """How many servers; None is as many as the bench has."""
 
     def __str__(self) -> str:
-        return f"{self.client}-{self.server}"
+        name = f"{self.client}-{self.server}"
+        return name if self.workers is None else f"{name}@{self.workers}"
+
+    def over(self, workers: int | None) -> Pair:
+        """The same over so many servers."""
+        return replace(self, workers=workers)
 
 
 PAIRS = (
@@ -64,6 +72,9 @@ Measured only when named."""
 
 REFERENCE = Pair("cpp", "cpp")
 """What ratios are taken against; without it, our own plain pair."""
+
+
+_COUNT = re.compile(r"[1-9][0-9]?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +134,8 @@ class Settings:
             raise UsageError("a relay's delay and rate are above 0")
         known = [str(pair) for pair in (*PAIRS, *VARIANTS)]
         for name in self.pairs:
-            if name not in known:
+            base, at, count = name.partition("@")
+            if base not in known or at and not _COUNT.fullmatch(count):
                 raise UsageError(f"no pairing {name!r}; there are {', '.join(known)}")
 
     @property
@@ -155,10 +167,15 @@ class Plan:
     note: str | None
     """Why some pairings are not there."""
 
-    @property
-    def reference(self) -> Pair:
-        """What ratios are taken against."""
-        return REFERENCE if REFERENCE in self.pairs else _ALONE
+    def reference(self, pair: Pair) -> Pair:
+        """What the ratios of a pairing are taken against.
+
+        Where numbers of servers are compared, itself over the least of them.
+        """
+        if pair.workers is None:
+            return REFERENCE if REFERENCE in self.pairs else _ALONE
+        alike = [p for p in self.pairs if p.over(None) == pair.over(None)]
+        return min(alike, key=lambda p: p.workers or 0)
 
     @classmethod
     def of(cls, settings: Settings) -> Plan:
@@ -179,11 +196,19 @@ class Plan:
                 "missing or was built without GGML_RPC=ON"
             )
         offered = (*(PAIRS if note is None else [_ALONE]), *VARIANTS)
-        wanted = settings.pairs or [str(pair) for pair in PAIRS]
-        pairs = tuple(pair for pair in offered if str(pair) in wanted)
+        pairs = tuple(_chosen(offered, settings.pairs or list(map(str, PAIRS))))
         if not pairs:
             raise UsageError(f"nothing to measure. {note}")
         if note is None:
             return cls(CPP_ENGINE, 7, pairs, None)
         engine = settings.engine or DEFAULT_ENGINE
         return cls(engine, 7 if engine == CPP_ENGINE else 8, pairs, note)
+
+
+def _chosen(offered: Sequence[Pair], wanted: Sequence[str]) -> Iterator[Pair]:
+    """Those of the offered pairings that are wanted, each over one or more servers."""
+    for pair in offered:
+        for name in wanted:
+            base, at, count = name.partition("@")
+            if base == str(pair):
+                yield pair.over(int(count) if at else None)

@@ -66,7 +66,8 @@ def _add_setup(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME[,NAME...]",
         help=f"pairings, client first ({', '.join(map(str, PAIRS))}; "
-        f"{', '.join(map(str, VARIANTS))} only when named)",
+        f"{', '.join(map(str, VARIANTS))} only when named); with @N over N servers, and then "
+        "against the same over the fewest",
     )
     parser.add_argument(
         "--cache",
@@ -184,7 +185,7 @@ def _table(report: Report) -> Table:
     for name in report.pair_names():
         total = _cells(report.measured(name))[:1] if hop else []
         ratios = ["1", ""]
-        if name != str(report.plan.reference):
+        if name != report.reference_of(name):
             ratios = _cells(report.ratios(name))
         table.add_row(name, *total, *_cells(report.samples(name)), *ratios)
     return table
