@@ -66,8 +66,8 @@ def _add_setup(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME[,NAME...]",
         help=f"pairings, client first ({', '.join(map(str, PAIRS))}; "
-        f"{', '.join(map(str, VARIANTS))} only when named); with @N over N servers, and then "
-        "against the same over the fewest",
+        f"{', '.join(map(str, VARIANTS))} only when named); with @N over N servers, "
+        "and then against the same over the fewest",
     )
     parser.add_argument(
         "--cache",

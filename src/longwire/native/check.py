@@ -17,7 +17,7 @@ import numpy as np
 
 from longwire.errors import AbiMismatch, NativeError
 from longwire.native.abi import GGML_TENSOR, Cgraph, InitParams
-from longwire.native.library import Library
+from longwire.native.library import Library, set_threads
 from longwire.native.llama import ModelParams
 from longwire.native.memory import array_at, read, read_i32
 from longwire.native.profiles import Profile, mismatch
@@ -226,6 +226,8 @@ def _check_compute(library: Library) -> None:
     device = _cpu_device(library)
     buffer_type = library.ggml_backend_dev_buffer_type(device)
     backend = library.ggml_backend_dev_init(device, None)
+    # Threads that are there before a session is confined escape that.
+    set_threads(library, device, backend, 1)
     with _ggml_context(library) as context:
         a = library.ggml_new_tensor_1d(context, _F32, 4)
         b = library.ggml_new_tensor_1d(context, _F32, 4)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from longwire.errors import CallFailed, UsageError
 from longwire.native.abi import GGML_TENSOR, DeviceType, Status
 from longwire.native.engine import NativeEngine
+from longwire.native.library import set_threads
 from longwire.native.memory import view
 from longwire.wire.constants import OP_COUNT
 
@@ -162,12 +163,7 @@ class ComputeDevice:
         self._backend = library.ggml_backend_dev_init(self.address, None)
         if not self._backend:
             raise CallFailed("ggml_backend_dev_init", f"no backend for {self.name}")
-        reg = library.ggml_backend_dev_backend_reg(self.address)
-        setter = library.ggml_backend_reg_get_proc_address(
-            reg, b"ggml_backend_set_n_threads"
-        )
-        if setter:
-            C.CFUNCTYPE(None, C.c_void_p, C.c_int)(setter)(self._backend, n_threads)
+        set_threads(library, self.address, self._backend, n_threads)
 
     def close(self) -> None:
         """Free the backend; idempotent."""

@@ -10,7 +10,7 @@ from typing import Any
 from longwire.errors import NativeError
 from longwire.native.abi import BufferInterface, InitParams, P, S
 
-__all__ = ["GGML", "AbortCallback", "Library", "LogCallback"]
+__all__ = ["GGML", "AbortCallback", "Library", "LogCallback", "set_threads"]
 
 Signature = tuple[Any, ...]
 """Result type first, then the arguments."""
@@ -122,3 +122,13 @@ class Library:
         function = C.CFUNCTYPE(signature[0], *signature[1:])(address)
         setattr(self, symbol, function)
         return function
+
+
+def set_threads(library: Library, device: int, backend: int, n_threads: int) -> None:
+    """Have a backend of a device compute with so many threads, if it has any."""
+    reg = library.ggml_backend_dev_backend_reg(device)
+    setter = library.ggml_backend_reg_get_proc_address(
+        reg, b"ggml_backend_set_n_threads"
+    )
+    if setter:
+        C.CFUNCTYPE(None, C.c_void_p, C.c_int)(setter)(backend, n_threads)

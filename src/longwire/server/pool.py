@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import selectors
 import signal
 import socket
@@ -159,6 +160,8 @@ class Pool:
                     self._config,
                 ],
                 stdin=subprocess.DEVNULL,
+                # numpy would start a thread per core, out of the sandbox's reach.
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
                 pass_fds=(theirs.fileno(),),
             )
             undo.pop_all()

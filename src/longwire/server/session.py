@@ -140,13 +140,15 @@ def main() -> int:
         return 1
     on_abort(engine, lambda words: control.report("aborted", reason=words))
     described = _describe(devices)
+    gaps = ["--no-sandbox"]
     if config.sandbox:
-        confine([Path(config.cache_dir)] if config.cache_dir else [])
+        gaps = confine([Path(config.cache_dir)] if config.cache_dir else []).lacks
     control.report(
         "ready",
         engine=engine.profile.label,
         protocol=DIALECTS[config.protocol].version,
         devices=described,
+        gaps=gaps,
     )
     while (handed := control.next_client()) is not None:
         client, facts = handed

@@ -365,6 +365,8 @@ class Supervisor:
             session.ready = True
             if self._on_ready is not None and self._drained_at is None:
                 announce, self._on_ready = self._on_ready, None
+                for gap in report["gaps"]:
+                    _log.warning("sessions are not fully confined: %s", gap)
                 announce(self.address, report)
                 notify("READY=1")
             self._assign()
