@@ -92,7 +92,7 @@ def _hello(connection: Connection, encrypted: bool) -> m.HelloAnswer:
         # In TLS 1.3 a client is done with its handshake before the server is.
         if refuses_certificate(error.__cause__):
             raise AuthenticationFailed(*error.args) from error
-        if isinstance(error.__cause__, EOFError) and not encrypted:
+        if isinstance(error.__cause__, (EOFError, ConnectionError)) and not encrypted:
             hint = "a server with TLS wants --tls-ca or --tls; its log says why"
             reason = f"the server closed the connection ({hint})"
             raise ConnectionLost(error.endpoint, "HELLO", reason) from error
