@@ -55,6 +55,24 @@ def test_so_it_is_on_a_cpp_server(model: Path) -> None:
         _decode_cost(engine, 1)
 
 
+def test_a_graph_like_one_before_is_sent_as_a_patch(
+    model: Path, worker: Worker
+) -> None:
+    """The KV cache has grown: a few hundred numbers of 170 kB are others."""
+    tokens = [5 + i % 1000 for i in range(1024)]
+    with exact_engine(model, "xllamacpp") as alone:
+        expected = alone.eval(tokens).tobytes()
+    with exact_engine(model, "xllamacpp", worker()) as engine:
+        traffic = engine.remote_devices[0].connection.traffic
+        engine.eval(tokens[:256])
+        before = traffic.snapshot()
+        engine.eval(tokens[256:])
+        spent = traffic.since(before)
+        assert spent.graphs == 0 and spent.patches > 0
+        engine.reset()
+        assert engine.eval(tokens).tobytes() == expected
+
+
 @pytest.mark.parametrize(
     ("sampling", "entries"),
     [

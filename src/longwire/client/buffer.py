@@ -12,16 +12,21 @@ import numpy.typing as npt
 
 from longwire.client.connection import Connection
 from longwire.client.records import NativeTensor, Records, read_tensor
-from longwire.client.reduction import Reduction, current
+from longwire.client.reduction import Reduction
+from longwire.client.reduction import current as current_reduction
 from longwire.client.reuse import GraphReuse
+from longwire.client.upload import current as current_upload
+from longwire.client.uploader import Uploader
+from longwire.client.writes import Weight, Write, deliver_alone, weight_write
 from longwire.errors import LongwireError, RemoteFailure
 from longwire.native import memory
 from longwire.native.abi import Usage
 from longwire.native.plugin import Rows
 from longwire.wire import messages as m
-from longwire.wire.constants import HASH_THRESHOLD, U64_MAX, Command
-from longwire.wire.fnv import fnv1a_64
+from longwire.wire.constants import U64_MAX, Command
+from longwire.wire.graphs import Graph
 from longwire.wire.lx import Top
+from longwire.wire.patches import Bases
 from longwire.wire.types import QUANTIZED
 
 if TYPE_CHECKING:
@@ -49,8 +54,29 @@ class Session:
         self.records = Records(self.buffers, self._match_ops(ops), wide)
         self.reuse = GraphReuse(connection.dialect)
         self.alloc_sizes: dict[tuple[object, ...], int] = {}
+        self.uploaders: set[Uploader] = set()
+        """Those that may have writes under way."""
+        self._bases: Bases[None] = Bases()
+        self._refusals = 0
         self.order = threading.RLock()
         """Held while `reuse` changes and the command that changes it is queued."""
+
+    def compute(self, message: Graph) -> tuple[Command, list[m.Bytes]]:
+        """How a graph is best sent: whole, or as a patch of one before."""
+        dialect, traffic = self.connection.dialect, self.connection.traffic
+        if dialect.lx:
+            if self._refusals != self.connection.refusals:
+                self._refusals = self.connection.refusals
+                self._bases.clear()
+            words = message.words()
+            uid = message.uid if dialect.graph_uid else 0
+            patch = self._bases.patch(message.device, uid, words)
+            self._bases.add(message.device, words, None)
+            if patch is not None:
+                traffic.patches += 1
+                return Command.LX_GRAPH_PATCH, patch.encode()
+        traffic.graphs += 1
+        return Command.GRAPH_COMPUTE, message.encode(dialect)
 
     def _match_ops(self, ours: Sequence[str]) -> npt.NDArray[np.int32] | None:
         """The server's op numbers by ours, matched by name; None if all agree."""
@@ -84,6 +110,8 @@ class RemoteBuffer:
         self._connection = device.connection
         self._base: int | None = None
         self._address = 0
+        self._uploader: Uploader | None = None
+        """Who may have writes to this buffer under way."""
 
     @property
     def address(self) -> int:
@@ -96,7 +124,27 @@ class RemoteBuffer:
         self._session.buffers[address] = self
         _live[address] = self
 
+    def settle(self) -> None:
+        """Let no command overtake the writes to this buffer that are under way."""
+        uploader, self._uploader = self._uploader, None
+        if uploader is not None:
+            uploader.wait_for(self.handle)
+
+    def _join_upload(self) -> Uploader | None:
+        """Who is to send weights of this thread's load to this buffer."""
+        upload = current_upload()
+        uploader = None if upload is None else upload.uploader(self._connection)
+        if self._uploader is not uploader:
+            self.settle()
+            self._uploader = uploader
+        if uploader is not None:
+            self._session.uploaders.add(uploader)
+        return uploader
+
     def free(self) -> None:
+        if self._uploader is not None:
+            self._uploader.forget(self.handle)
+        self.settle()
         self._session.buffers.pop(self._address, None)
         _live.pop(self._address, None)
         self._session.records.forget()
@@ -121,12 +169,14 @@ class RemoteBuffer:
         return self._base
 
     def init_tensor(self, tensor: int) -> bool:
+        self.settle()
         if is_padded(read_tensor(tensor)):
             record = self._session.records.of(tensor)
             self._connection.post(Command.INIT_TENSOR, record)
         return True
 
     def memset_tensor(self, tensor: int, value: int, offset: int, size: int) -> None:
+        self.settle()
         record = self._session.records.of(tensor)
         body = m.MemsetTensor(record, offset, size, value).encode()
         self._connection.post(Command.MEMSET_TENSOR, body)
@@ -134,33 +184,36 @@ class RemoteBuffer:
     def set_tensor(self, tensor: int, data: int, offset: int, size: int) -> None:
         record = self._session.records.of(tensor)
         content = memory.view(data, size)
-        weights = self.device.plugin.usage(self._address) == Usage.WEIGHTS
-        if weights:
-            self._note_layer(tensor)
-        large = weights and size > HASH_THRESHOLD
-        if large and self._set_by_hash(record, content, offset):
+        if self.device.plugin.usage(self._address) == Usage.WEIGHTS:
+            name = self._note_layer(tensor)
+            self._set_weight(Weight(name, record, content, offset))
             return
-        head = m.SetTensor(record, int(large), offset).encode()
+        self.settle()
+        head = m.SetTensor(record, 0, offset).encode()
         self._connection.post(Command.SET_TENSOR, head, content)
 
-    def _set_by_hash(self, record: bytes, content: memoryview, offset: int) -> bool:
-        """Ask the server to take the data from its file cache."""
-        body = m.SetTensorHash(record, offset, fnv1a_64(content)).encode()
-        (hit,) = m.U8.unpack(self._connection.ask(Command.SET_TENSOR_HASH, body))
-        return bool(hit)
+    def _set_weight(self, weight: Weight) -> None:
+        uploader = self._join_upload()
+        if uploader is not None:
+            uploader.take(self.handle, weight)
+            return
+        write = weight_write(self._connection, weight)
+        deliver_alone(self._connection, write)
 
-    def _note_layer(self, tensor: int) -> None:
+    def _note_layer(self, tensor: int) -> bytes:
         """Weights tell by their names which layers a device holds."""
-        match = _BLOCK.match(read_tensor(tensor).name)
+        name = read_tensor(tensor).name
+        match = _BLOCK.match(name)
         if match:
             self.device.layers.add(int(match[1]))
+        return name
 
     def get_tensor(self, tensor: int, data: int, offset: int, size: int) -> None:
         self._read_into(tensor, memory.view(data, size), offset)
 
     def queue_read(self, tensor: int, data: int, offset: int, size: int) -> None:
         """Read by the next `synchronize` of the connection."""
-        reduction = current()
+        reduction = current_reduction()
         if reduction is not None and self._connection.dialect.lx:
             if reduction.covers(read_tensor(tensor).name, size):
                 self._queue_top(tensor, data, offset, size, reduction)
@@ -171,6 +224,7 @@ class RemoteBuffer:
         self, tensor: int, data: int, offset: int, size: int, reduction: Reduction
     ) -> None:
         """Read the largest numbers only."""
+        self.settle()
         record = self._session.records.of(tensor)
         connection, row = self._connection, m.GetTensor(record, offset, size).encode()
 
@@ -186,6 +240,7 @@ class RemoteBuffer:
         size = len(target)
         read = self._connection.ask_into if wait else self._connection.queue_read
         try:
+            self.settle()
             record = self._session.records.of(tensor)
             read(Command.GET_TENSOR, m.GetTensor(record, offset, size).encode(), target)
         except BaseException:
@@ -194,17 +249,30 @@ class RemoteBuffer:
             raise
 
     def set_tensor_2d(self, tensor: int, rows: Rows) -> None:
-        record = self._session.records.of(tensor)
+        uploader = None
         if self.device.plugin.usage(self._address) == Usage.WEIGHTS:
             self._note_layer(tensor)
-        views = rows.views()
+            uploader = self._join_upload()
+        else:
+            self.settle()
+        for write in self._row_writes(tensor, rows):
+            if uploader is not None:
+                uploader.put(self.handle, write)
+            else:
+                self._connection.post(write.command, write.head, write.data)
+
+    def _row_writes(self, tensor: int, rows: Rows) -> list[Write]:
+        record = self._session.records.of(tensor)
+        packed = memoryview(b"".join(rows.views()))
         if self._connection.dialect.has(Command.SET_TENSOR_2D):
             head = m.SetTensor2D(record, *_strided(rows)).encode()
-            self._connection.post(Command.SET_TENSOR_2D, head, b"".join(views))
-            return
-        for i, view in enumerate(views):
+            return [Write(record, Command.SET_TENSOR_2D, head, packed, copied=True)]
+        writes = []
+        for i in range(rows.n_copies):
             head = m.SetTensor(record, 0, rows.offset + i * rows.stride_tensor).encode()
-            self._connection.post(Command.SET_TENSOR, head, view)
+            row = packed[i * rows.size : (i + 1) * rows.size]
+            writes.append(Write(record, Command.SET_TENSOR, head, row, copied=True))
+        return writes
 
     def get_tensor_2d(self, tensor: int, rows: Rows) -> None:
         views = rows.views()
@@ -216,6 +284,7 @@ class RemoteBuffer:
             raise
 
     def _read_rows(self, tensor: int, rows: Rows, views: list[memoryview]) -> None:
+        self.settle()
         record = self._session.records.of(tensor)
         connection = self._connection
         size = rows.size
@@ -237,6 +306,8 @@ class RemoteBuffer:
         source = buffer_of(src)
         if source is None:
             return False
+        source.settle()
+        self.settle()
         if source._connection is self._connection:
             of = self._session.records.of
             body = m.CopyTensor(of(src), of(dst)).encode()
@@ -251,6 +322,7 @@ class RemoteBuffer:
         return True
 
     def clear(self, value: int) -> None:
+        self.settle()
         body = m.BufferClear(self.handle, value).encode()
         self._connection.post(Command.BUFFER_CLEAR, body)
 

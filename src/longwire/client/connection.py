@@ -61,6 +61,10 @@ _BEHIND_READ = 32 * 1024
 the two ends: a server that cannot deliver its answer takes no more in."""
 
 
+_GRAPHS = (Command.GRAPH_RECOMPUTE, Command.GRAPH_COMPUTE, Command.LX_GRAPH_PATCH)
+"""What a server computes on, and nobody may be left waiting for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Deadlines:
     """How long to wait, in seconds."""
@@ -120,6 +124,8 @@ class Connection:
         self.refusal: RemoteFailure | None = None
         """LX: a command was not done. The connection itself is well, and `check`
         takes this away."""
+        self.refusals = 0
+        """How many commands were refused so far."""
         self.server: LxStartAnswer | None = None
         """What an LX server says of itself; None for any other."""
         self.traffic = Traffic()
@@ -132,6 +138,8 @@ class Connection:
         self._last = Command.HELLO
         """The last command queued; names a failure to send."""
         self._holds_graph = False
+        self._reason: LongwireError | None = None
+        """Of a failure that is about to be latched."""
         self._reads: list[_Read] = []
         with _open_lock:
             _open.add(self)
@@ -157,7 +165,7 @@ class Connection:
                 return
             for piece in pieces:
                 self._corked += piece
-            if command == Command.GRAPH_COMPUTE or command == Command.GRAPH_RECOMPUTE:
+            if command in _GRAPHS:
                 self._holds_graph = True
             if len(self._corked) > _CORK_LIMIT:
                 self._send()
@@ -242,13 +250,19 @@ class Connection:
 
     def fail(self, error: BaseException, command: str) -> LongwireError:
         """Latch a failure, unless there is one, and return the latched one."""
-        with self._lock:
+        if not isinstance(error, LongwireError):
+            lost = ConnectionLost(str(self.endpoint), command, reason_of(error))
+            lost.__cause__ = error
+            error = lost
+        if not self._lock.acquire(blocking=False):
+            # Whoever holds it may be sending to a peer that takes nothing in; what
+            # that comes to is of no interest beside this.
+            self._reason = self._reason or error
+            self._stream.hang_up()
+            self._lock.acquire()
+        try:
             if self.failure is None:
-                if not isinstance(error, LongwireError):
-                    lost = ConnectionLost(str(self.endpoint), command, reason_of(error))
-                    lost.__cause__ = error
-                    error = lost
-                self.failure = error
+                self.failure = self._reason or error
                 self._stream.close()
                 self._corked = bytearray()
                 self._holds_graph = False
@@ -257,6 +271,12 @@ class Connection:
                     read.target[:] = bytes(len(read.target))
                 self._reads.clear()
             return self.failure
+        finally:
+            self._lock.release()
+
+    def abandon(self) -> None:
+        """Have calls that wait for the server fail; any thread may."""
+        self._stream.hang_up()
 
     def check(self) -> None:
         """Raise the latched failure, if there is one.
@@ -373,6 +393,7 @@ class Connection:
             self._reads.pop(0)
         if refusal is not None:
             self.refusal = self.refusal or refusal
+            self.refusals += 1
             raise refusal
 
     def _take_answer(self, read: _Read) -> RemoteFailure | None:

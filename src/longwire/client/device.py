@@ -204,6 +204,8 @@ class RemoteDevice:
         if connection.refusal is not None:
             # An earlier command was not done: nothing that builds on it may run.
             return False
+        if session.uploaders:
+            self._settle(graph)
         uid = graph_uid(graph)
         with session.order:
             if session.reuse.may_recompute(self.index, uid):
@@ -215,9 +217,18 @@ class RemoteDevice:
                 return False
             message = session.records.graph(graph, self.index, uid)
             session.reuse.sent(self.index, uid)
-            connection.post(Command.GRAPH_COMPUTE, *message.encode(connection.dialect))
-            connection.traffic.graphs += 1
+            command, pieces = session.compute(message)
+            connection.post(command, *pieces)
             return True
+
+    def _settle(self, graph: int) -> None:
+        """Wait for weights of this graph that are under way."""
+        session = self.session
+        session.uploaders = {u for u in session.uploaders if u.alive}
+        for address in buffers_of(graph) if session.uploaders else ():
+            buffer = session.buffers.get(address)
+            if buffer is not None:
+                buffer.settle()
 
     def _is_stale(self, graph: int) -> bool:
         """Whether a graph lies in buffers of a connection that was lost."""

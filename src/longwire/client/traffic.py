@@ -16,10 +16,14 @@ class Traffic:
 
     bytes_sent: int = 0
     bytes_received: int = 0
+    bytes_saved: int = 0
+    """Data that was not sent because the server had it."""
     round_trips: int = 0
     """Waits for an answer; answers that arrive together count once."""
     graphs: int = 0
     """Graphs sent whole."""
+    patches: int = 0
+    """Graphs sent as what differs from one before."""
     recomputes: int = 0
     send_s: float = 0.0
     wait_s: float = 0.0

@@ -25,6 +25,7 @@ from longwire.wire import messages as m
 from longwire.wire.constants import LX_VERSION, Command
 from longwire.wire.graphs import Graph, GraphRecompute
 from longwire.wire.lx import TOP_MOST, Top
+from longwire.wire.patches import GraphPatch, applied
 from longwire.wire.types import F32_TYPE
 
 __all__ = ["HANDLERS", "STREAMED"]
@@ -284,15 +285,34 @@ def _checked_rows(
 
 def _graph_compute(s: SessionState, body: memoryview, length: int) -> Pieces:
     message = Graph.decode(s.dialect, body)
-    device = s.device(message.device, "GRAPH_COMPUTE")
     graph = build_graph(message, s.buffers, s.verify)
+    if s.dialect.lx:
+        s.bases.add(message.device, message.words(), graph)
+    _compute(s, message.device, message.uid, graph)
+    return None
+
+
+def _lx_graph_patch(s: SessionState, body: memoryview, length: int) -> Pieces:
+    patch = GraphPatch.decode(body)
+    base, graph = s.bases.find(patch.device, patch.base)
+    words = applied(base, patch)
+    if len(patch.positions) or not all(map(s.buffers.find, graph.handles)):
+        message = Graph.of_words(s.dialect, patch.device, patch.uid, words)
+        graph = build_graph(message, s.buffers, s.verify)
+    s.bases.add(patch.device, words, graph)
+    _compute(s, patch.device, patch.uid, graph)
+    return None
+
+
+def _compute(s: SessionState, index: int, uid: int, graph: StoredGraph) -> None:
+    """Run a graph that was just sent, and keep it."""
+    device = s.device(index, "GRAPH_COMPUTE")
     # A graph that replaces another may still be read by the device.
     s.drain()
-    s.graphs.keep(message.device, message.uid, graph)
+    s.graphs.keep(index, uid, graph)
     _run(s, device, graph, "GRAPH_COMPUTE")
-    if not message.uid and s.dialect.graph_uid:
+    if not uid and s.dialect.graph_uid:
         s.drain()
-    return None
 
 
 def _graph_recompute(s: SessionState, body: memoryview, length: int) -> Pieces:
@@ -358,6 +378,7 @@ HANDLERS: Mapping[int, Handler] = {
     Command.COMM_ALLREDUCE: _comm_allreduce,
     Command.COMM_FREE: _comm_free,
     Command.LX_TOP: _lx_top,
+    Command.LX_GRAPH_PATCH: _lx_graph_patch,
     **LX_HANDLERS,
 }
 

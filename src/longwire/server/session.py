@@ -116,11 +116,13 @@ def _refused(state: SessionState, shape: Shape, error: LongwireError) -> Pieces:
     sent in the belief that all before them had worked.
     """
     if shape.answer is None:
+        state.bases.clear()
         if state.latched is None:
             _log.warning("refused: %s", error)
         state.latched = error
         return None
     state.latched = None
+    state.bases.clear()
     return [error_answer(error).encode()]
 
 

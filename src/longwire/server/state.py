@@ -9,11 +9,12 @@ from longwire.errors import BadRequest, LongwireError
 from longwire.native.compute import ComputeDevice
 from longwire.server.buffers import BufferTable
 from longwire.server.cache import WeightCache
-from longwire.server.graphs import GraphStore
+from longwire.server.graphs import GraphStore, StoredGraph
 from longwire.server.tensors import TensorChecker
 from longwire.transport.stream import Stream
 from longwire.wire.dialects import Dialect
 from longwire.wire.messages import Bytes
+from longwire.wire.patches import Bases
 
 __all__ = ["Handler", "Pieces", "Served", "SessionState"]
 
@@ -70,6 +71,8 @@ class SessionState:
     """The client has proven that it knows a token."""
     tensors: TensorChecker = field(init=False)
     graphs: GraphStore = field(init=False)
+    bases: Bases[StoredGraph] = field(default_factory=Bases)
+    """LX: graphs that a patch may start from."""
 
     def __post_init__(self) -> None:
         self.tensors = TensorChecker(self.buffers)

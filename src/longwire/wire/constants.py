@@ -95,3 +95,4 @@ class Command(IntEnum):
     LX_TOP = 0x86
     LX_HAVE = 0x87
     LX_SET_DIGEST = 0x88
+    LX_GRAPH_PATCH = 0x89

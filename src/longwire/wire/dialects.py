@@ -138,6 +138,9 @@ DIGEST_SIZE = 32
 MAX_DIGESTS = 1 << 15
 """Digests per LX_HAVE: more than the largest model has tensors, and 1 MiB."""
 
+MAX_PATCH = 1 << 19
+"""Words of a patch; one over a quarter of its graph is not worth sending."""
+
 LX_OFFER: Mapping[int, Shape] = {
     _C.LX_START: _fixed(4, ANY),
     _C.LX_AUTH: _fixed(NONCE_SIZE, NONCE_SIZE),
@@ -149,6 +152,7 @@ LX_SHAPES: Mapping[int, Shape] = {
     _C.LX_SUPPORTS_OPS: Shape(8, 8 + 11 * _T * MAX_SUPPORT_QUERIES, ANY),
     _C.LX_PING: _fixed(0, 0),
     _C.LX_TOP: _fixed(_T + 20, ANY, drains=True),
+    _C.LX_GRAPH_PATCH: Shape(20, 20 + 8 * MAX_PATCH, None),
     _C.LX_HAVE: Shape(4, 4 + DIGEST_SIZE * MAX_DIGESTS, ANY),
     _C.LX_SET_DIGEST: _fixed(_T + 16 + DIGEST_SIZE, None, drains=True),
 }

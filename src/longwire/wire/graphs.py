@@ -47,6 +47,29 @@ class Graph(NamedTuple):
             self.tensors.view(np.uint8).data,
         ]
 
+    def words(self) -> npt.NDArray[Any]:
+        """The body behind the node count as u32: what a patch counts in."""
+        pieces = (
+            np.array([len(self.nodes)], np.uint32),
+            self.nodes.view(np.uint32),
+            np.array([len(self.tensors)], np.uint32),
+            self.tensors.view(np.uint32),
+        )
+        return np.concatenate(pieces)
+
+    @classmethod
+    def of_words(
+        cls, dialect: Dialect, device: int, uid: int, words: npt.NDArray[Any]
+    ) -> Graph:
+        """The graph of `words`.
+
+        Raises: as `decode`.
+        """
+        head = U32.pack(device)
+        if dialect.graph_uid:
+            head = _UID.pack(device, uid)
+        return cls.decode(dialect, head + words.tobytes())
+
     @classmethod
     def decode(cls, dialect: Dialect, body: Bytes) -> Graph:
         """Read a body; both arrays are views of it. Surplus bytes are ignored.
