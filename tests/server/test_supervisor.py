@@ -114,7 +114,7 @@ class TestSideBySide:
         assert len(worker.sessions()) >= 10
         for client in clients:
             client.close()
-        until(lambda: len(worker.sessions()) <= MAX_SPARES)
+        until(lambda: len(worker.sessions()) <= MAX_SPARES, 15)
         Sum(connect()).check()
 
     def test_a_half_sent_request(self, worker: Worker, connect: Connect) -> None:
@@ -148,7 +148,7 @@ class TestReuse:
             assert worker.session_of(client.name) != pid
 
     def test_memory_comes_back(self, worker: Worker, connect: Connect) -> None:
-        until(lambda: len(worker.sessions()) <= MAX_SPARES)
+        until(lambda: len(worker.sessions()) <= MAX_SPARES, 15)
         before = worker.resident()
         size = 500 << 20
         with connect() as client:
@@ -388,7 +388,7 @@ class TestInside:
         script = f"""
 import os, socket, sys, time
 control = socket.socket(fileno=int(sys.argv[1]))
-ready = b'{{"event": "ready", "devices": [], "engine": "", "protocol": ""}}\\n'
+ready = b'{{"event": "ready", "devices": [], "gaps": [], "engine": "", "protocol": ""}}\\n'
 control.sendall(ready)
 _, (client,), _, _ = socket.recv_fds(control, 1, 1)
 {script}"""

@@ -22,7 +22,7 @@ from typing import Any
 from longwire.server.config import SessionConfig
 from longwire.server.control import tell
 
-__all__ = ["Pool", "Session", "exit_text"]
+__all__ = ["Pool", "Session", "exit_text", "interrupts_blocked"]
 
 _log = logging.getLogger("longwire.serve")
 
@@ -45,6 +45,8 @@ class Session:
     """Who is being served; None for a spare."""
     proven: bool = False
     """Has served a client before."""
+    idle_since: float = 0.0
+    """When it was ready, or its last client left."""
     ended: bool = False
     """Expected to exit."""
     stale: bool = False
@@ -134,6 +136,15 @@ class Pool:
         ready = (s for s in self.spares() if s.ready)
         return sorted(ready, key=lambda session: not session.proven)
 
+    def tired(self, most: int, patience_s: float) -> list[Session]:
+        """Spares over `most` that nobody has needed for so long."""
+        crowd = len(self.spares()) - most
+        if crowd <= 0:
+            return []
+        before = time.monotonic() - patience_s
+        idle = [s for s in self.ready() if s.idle_since <= before]
+        return sorted(idle, key=lambda session: session.idle_since)[:crowd]
+
     def busy(self) -> int:
         """How many have a client."""
         return sum(1 for s in self.sessions.values() if s.peer is not None)
@@ -149,7 +160,7 @@ class Pool:
             OSError: the system has no process, or no descriptor, to give.
         """
         ours, theirs = socket.socketpair()
-        with contextlib.ExitStack() as undo, theirs, _interrupts_blocked():
+        with contextlib.ExitStack() as undo, theirs, interrupts_blocked():
             undo.callback(ours.close)
             process = subprocess.Popen(
                 [
@@ -213,7 +224,7 @@ class Pool:
 
 
 @contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
+def interrupts_blocked() -> Iterator[None]:
     """Have children start without SIGINT: a Ctrl-C is for the supervisor alone."""
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:

@@ -133,6 +133,8 @@ class _Tracer:
         """Which node wrote to each tensor's memory last before a turn, or -1."""
         last = np.full(len(tensors), -1, np.int64)
         n = len(self._start)
+        if not n:
+            return last
         step = max(1, _CHUNK // max(n, 1))
         order = np.arange(n)
         for at in range(0, len(tensors), step):

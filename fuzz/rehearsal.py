@@ -1,0 +1,155 @@
+"""A recording played to a session in this process, without sockets or ggml.
+
+`serve_client` and its stream are the real ones; the socket is a script, and the
+device is plain memory with guards around it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from fuzz.inline import LedgerQuota
+from fuzz.recording import Recording
+from longwire.server.buffers import BufferTable
+from longwire.server.session import serve_client
+from longwire.server.state import SessionState
+from longwire.transport.stream import Stream
+from longwire.wire.frames import ANSWER_HEADER
+from longwire.wire.lx import ERROR_BIT
+from support.device import PlainDevice
+
+__all__ = ["Answers", "rehearse"]
+
+_MEMORY = 1 << 24
+"""What a client may allocate: the plain device really fills it."""
+
+_ORDERLY = re.compile("refused: |the client left|the connection broke: scripted")
+
+
+class Answers:
+    """Bytes from a server, taken apart into answers as they come."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.errors = 0
+        """How many of them are LX errors."""
+        self.rest = b""
+
+    def feed(self, data: bytes) -> None:
+        self.rest += data
+        while len(self.rest) >= ANSWER_HEADER.size:
+            (size,) = ANSWER_HEADER.unpack_from(self.rest)
+            if size == (1 << 64) - 1:
+                # LX: the answer is still to come.
+                self.rest = self.rest[ANSWER_HEADER.size :]
+                continue
+            end = ANSWER_HEADER.size + (size & ~ERROR_BIT)
+            if len(self.rest) < end:
+                return
+            self.errors += size >= ERROR_BIT
+            self.bodies.append(self.rest[ANSWER_HEADER.size : end])
+            self.rest = self.rest[end:]
+
+
+class _ScriptedSocket:
+    """Gives the opening, then the rest once the opening is answered, then the end."""
+
+    family = -1
+
+    def __init__(self, recording: Recording) -> None:
+        self.answers = Answers()
+        self._recording = recording
+        self._pending = memoryview(recording.opening)
+        self._opened = False
+        # Small pieces split headers and bodies at every place.
+        self._most = 7 if recording.ending == "pieces" else 1 << 20
+
+    def recv_into(self, target: memoryview) -> int:
+        if not self._pending and not self._opened:
+            self._opened = True
+            if len(self.answers.bodies) >= self._recording.answers:
+                self._pending = memoryview(self._recording.rest(self.answers.bodies))
+        if not self._pending and self._recording.ending == "reset":
+            raise ConnectionResetError("scripted")
+        n = min(len(target), len(self._pending), self._most)
+        target[:n] = self._pending[:n]
+        self._pending = self._pending[n:]
+        return n
+
+    def sendmsg(self, pieces: list[memoryview]) -> int:
+        if self._recording.ending == "leave" and self._opened:
+            raise BrokenPipeError("scripted")
+        sent = b"".join(pieces)
+        self.answers.feed(sent)
+        return len(sent)
+
+    def shutdown(self, how: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Profile:
+    label = "plain"
+
+
+class _Library:
+    @staticmethod
+    def ggml_op_name(number: int) -> bytes:
+        return b"OP%d" % number
+
+
+class _Engine:
+    profile = _Profile
+    library = _Library
+
+
+class _Device(PlainDevice):
+    """A plain device with what LX asks of one."""
+
+    type = 0
+    description = "memory with guards"
+    engine = _Engine
+
+    def supports_op(self, op: npt.NDArray[Any]) -> bool:
+        return bool(np.count_nonzero(op["src"]))
+
+
+def rehearse(recording: Recording, tokens: Sequence[bytes] = ()) -> Answers:
+    """Play a recording, and see that nothing is left of it.
+
+    With `tokens`, which no recording knows: that nothing has been done for it.
+
+    Raises:
+        AssertionError: the session did not end in order, left something, or wrote
+            around its buffers.
+    """
+    device = _Device()
+    quota = LedgerQuota(_MEMORY)
+    scripted = _ScriptedSocket(recording)
+    state = SessionState(
+        dialect=recording.dialect,
+        devices=cast(Any, [device]),
+        n_threads=1,
+        cache=None,
+        stream=Stream(cast(Any, scripted)),
+        buffers=BufferTable(quota),
+        tokens=tokens,
+    )
+    reason = serve_client(state)
+    assert _ORDERLY.match(reason), reason
+    if tokens:
+        assert not state.proven, "a client without a token is in"
+        assert not state.buffers.opened and not device.computed, "and was served"
+    state.stream.close()
+    state.close()
+    assert not len(state.buffers) and state.buffers.allocated == 0
+    assert quota.ledger.total == 0, f"{quota.ledger.total} bytes are still charged"
+    assert device.intact(), "written around a buffer"
+    assert device.astray == [], device.astray
+    assert scripted.answers.rest == b"", "half an answer"
+    return scripted.answers
