@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from longwire.client.records import NativeTensor
@@ -21,11 +22,15 @@ class Server:
         self.asked: list[Tensor] = []
 
     def ask_sized(self, command: Command, body: bytes, limit: int) -> bytes:
-        assert (command, limit) == (Command.LX_SUPPORTS_OPS, 1)
-        (query,) = SupportsOps.decode(body).queries
-        op = Tensor.decode(query[:TENSOR_SIZE])
-        self.asked.append(op)
-        return bytes([op.op != TOP_K or op.ne[0] <= 1024])
+        assert command == Command.LX_SUPPORTS_OPS
+        queries = SupportsOps.decode(body).queries
+        assert limit == len(queries)
+        ops = [Tensor.decode(query[:TENSOR_SIZE]) for query in queries]
+        self.asked += ops
+        return bytes([op.op != TOP_K or op.ne[0] <= 1024 for op in ops])
+
+    def fit(self, tensor: NativeTensor) -> bool:
+        return True
 
     def encode(self, tensor: NativeTensor) -> bytes:
         record = Tensor(1, tensor.type, 0, tensor.ne, tensor.nb, tensor.op)
@@ -44,9 +49,13 @@ def ten(*sources: NativeTensor) -> list[NativeTensor | None]:
     return [*sources, *[None] * (10 - len(sources))]
 
 
-def support() -> tuple[OpSupport, Server]:
+engines = map(str, itertools.count())
+
+
+def support(engine: str | None = None) -> tuple[OpSupport, Server]:
+    """A device; those of an engine know what others of it were asked."""
     server: Any = Server()
-    return OpSupport(server, server, 0), server
+    return OpSupport(server, server, 0, engine or next(engines)), server
 
 
 def test_each_kind_is_asked_once() -> None:
@@ -99,3 +108,22 @@ def test_layout_ops_are_never_asked_about() -> None:
     for op in (0, 36, 37, 38, 39):
         assert device.supports(tensor(op, 7), ten())
     assert server.asked == []
+
+
+def test_the_next_device_is_asked_all_at_once() -> None:
+    first, _ = support("shared")
+    first.supports(tensor(ADD, 16), ten(tensor(0, 16)))
+    first.supports(tensor(TOP_K, 512), ten())
+    first.supports(tensor(TOP_K, 2048), ten())
+    assert first.asked == 3
+    second, server = support("shared")
+    assert not second.supports(tensor(TOP_K, 2048), ten())
+    assert second.supports(tensor(TOP_K, 512), ten())
+    assert second.supports(tensor(ADD, 16), ten(tensor(0, 16)))
+    assert second.asked == 1 and len(server.asked) == 3
+    # A question that nobody has asked before is a message of its own.
+    assert second.supports(tensor(ADD, 24), ten())
+    assert second.asked == 2 and len(server.asked) == 4
+    other, _ = support("another engine")
+    other.supports(tensor(ADD, 16), ten(tensor(0, 16)))
+    assert other.asked == 1

@@ -60,7 +60,12 @@ class RemoteDevice:
         self.session = session
         self.info = info
         """What the device really is, from a server that speaks LX."""
-        self.support = OpSupport(session.connection, session.records, self.index)
+        self.support = OpSupport(
+            session.connection,
+            session.records,
+            self.index,
+            self.registry.engine.profile.label,
+        )
         self.layers: set[int] = set()
         """Model layers whose weights were put here."""
         self._alignment: int | None = None

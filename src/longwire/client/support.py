@@ -3,14 +3,18 @@
 A server that speaks LX knows; of any other everything is believed. ggml's
 scheduler asks about every node of every new graph, so questions are told apart
 by what a device's answer can depend on, not by exact shapes: a growing KV cache
-must not bring new ones each step.
+must not bring new ones each step. It asks one at a time; what one device of this
+process was asked, the next one, or a new connection, is asked in one message.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from longwire.client.connection import Connection
 from longwire.client.records import NativeTensor, Records
 from longwire.wire.constants import U32_MAX, Command
+from longwire.wire.dialects import MAX_SUPPORT_QUERIES
 from longwire.wire.lx import SupportsOps
 from longwire.wire.tensors import NULL_TENSOR
 
@@ -26,16 +30,33 @@ Kind = tuple[object, ...]
 Sizes = tuple[int, ...]
 
 
+class _Question(NamedTuple):
+    op: NativeTensor
+    sources: list[NativeTensor | None]
+
+
+_Questions = dict[tuple[Kind, Sizes], _Question]
+
+_asked: dict[str, _Questions] = {}
+"""By engine, whose numbers of ops these are: what any device of this process was
+asked, up to as many as one message holds."""
+
+
 class OpSupport:
     """One device's answers."""
 
-    def __init__(self, connection: Connection, records: Records, device: int) -> None:
+    def __init__(
+        self, connection: Connection, records: Records, device: int, engine: str
+    ) -> None:
         self._connection = connection
+        self._asked = _asked.setdefault(engine, {})
         self._records = records
         self._device = device
         self._known: dict[Kind, dict[Sizes, bool]] = {}
+        self._fresh = True
+        """Nothing was asked so far."""
         self.asked = 0
-        """Questions that went over the wire."""
+        """Messages that went over the wire."""
 
     def supports(self, op: NativeTensor, sources: list[NativeTensor | None]) -> bool:
         """Whether the device can do `op` with these ten sources.
@@ -48,18 +69,34 @@ class OpSupport:
         tensors = [op, *(source for source in sources if source)]
         kind = (op.op, op.op_params, *map(_kind, tensors))
         sizes = tuple(size for tensor in tensors for size in map(_size, tensor.ne))
-        answers = self._known.setdefault(kind, {})
-        known = _known(answers, sizes)
+        known = _known(self._known.get(kind, {}), sizes)
         if known is None:
-            known = answers[sizes] = self._ask(op, sources)
+            self._ask({(kind, sizes): _Question(op, sources)})
+            known = self._known[kind][sizes]
         return known
 
-    def _ask(self, op: NativeTensor, sources: list[NativeTensor | None]) -> bool:
+    def _ask(self, questions: _Questions) -> None:
+        """Ask, and what other devices were asked as well, if this is the first time."""
+        if self._fresh:
+            questions = {**questions, **self._asked}
+        queries = tuple(map(self._query, questions.values()))
+        body = SupportsOps(self._device, queries).encode()
+        answer = self._connection.ask_sized(Command.LX_SUPPORTS_OPS, body, len(queries))
+        self._fresh = False
         self.asked += 1
+        for (kind, sizes), can in zip(questions, answer, strict=True):
+            self._known.setdefault(kind, {})[sizes] = bool(can)
+        for asked, question in questions.items():
+            if len(self._asked) < MAX_SUPPORT_QUERIES - 1:
+                self._asked.setdefault(asked, question)
+
+    def _query(self, question: _Question) -> bytes:
+        op, sources = question
+        # Whatever does not fit this wire is never asked about on it.
+        fit = self._records.fit
+        records = [t if t and fit(t) else None for t in (op, *sources)]
         encode = self._records.encode
-        records = [encode(op), *(encode(s) if s else NULL_TENSOR for s in sources)]
-        body = SupportsOps(self._device, (b"".join(records),)).encode()
-        return self._connection.ask_sized(Command.LX_SUPPORTS_OPS, body, 1) == b"\1"
+        return b"".join(encode(t) if t else NULL_TENSOR for t in records)
 
 
 def _known(answers: dict[Sizes, bool], sizes: Sizes) -> bool | None:
