@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from longwire.host.workers import ListeningProcess
+from support.keys import Keys
 from support.models import N_TOKENS, PROMPT, greedy_tokens
 from support.peers import (
     cpp_generate,
@@ -43,16 +45,40 @@ def v8_reference(model: Path) -> list[int]:
     return tokens
 
 
+@pytest.fixture(scope="module")
+def tunnelled(keys: Keys, worker: Worker) -> Iterator[Worker]:
+    """Like `worker`: one with TLS and a token, as seen through a tunnel to it."""
+    tunnels: dict[str, str] = {}
+    with ExitStack() as stack:
+
+        def start(*options: str, number: int = 0) -> str:
+            remote = worker(*options, *keys.ours.serving(), number=number)
+            if remote not in tunnels:
+                arguments = ("tunnel", remote, "-p", "0", *keys.ours.connecting())
+                process = ListeningProcess("longwire", *arguments, stderr=None)
+                tunnels[remote] = stack.enter_context(process).endpoint
+            return tunnels[remote]
+
+        yield start
+
+
+@pytest.fixture(params=["worker", pytest.param("tunnelled", marks=pytest.mark.slow)])
+def ours(request: pytest.FixtureRequest) -> Worker:
+    """A worker of ours, bare or behind a tunnel."""
+    found: Worker = request.getfixturevalue(request.param)
+    return found
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("protocol", [7, 8])
 def test_cpp_client_on_our_servers(
-    model: Path, worker: Worker, reference: Reference, engine: str, protocol: int
+    model: Path, ours: Worker, reference: Reference, engine: str, protocol: int
 ) -> None:
     expected = reference(engine)
     options = ("--engine", engine, "--protocol", str(protocol))
-    one = worker(*options)
+    one = ours(*options)
     assert cpp_generate(protocol, model, PROMPT, N_TOKENS, one) == expected
-    two = f"{one},{worker(*options, number=1)}"
+    two = f"{one},{ours(*options, number=1)}"
     assert cpp_generate(protocol, model, PROMPT, N_TOKENS, two) == expected
 
 
@@ -78,15 +104,15 @@ def test_our_client_on_cpp_servers_of_protocol_8(
 
 @pytest.mark.parametrize("protocol", [7, 8])
 def test_one_server_of_ours_and_one_of_theirs(
-    model: Path, worker: Worker, reference: Reference, protocol: int
+    model: Path, ours: Worker, reference: Reference, protocol: int
 ) -> None:
     expected = reference("llama-cpp-python")
-    ours = worker("--engine", "llama-cpp-python", "--protocol", str(protocol))
+    one = ours("--engine", "llama-cpp-python", "--protocol", str(protocol))
     with cpp_server(7) as theirs:
-        for rpc in (f"{ours},{theirs}", f"{theirs},{ours}"):
+        for rpc in (f"{one},{theirs}", f"{theirs},{one}"):
             assert greedy_tokens(model, "xllamacpp", rpc) == expected
         if protocol == 7:
-            both = f"{ours},{theirs}"
+            both = f"{one},{theirs}"
             assert cpp_generate(7, model, PROMPT, N_TOKENS, both) == expected
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import NamedTuple
 
+from longwire.client.connection import Connection
 from longwire.transport.endpoint import Endpoint
 from longwire.wire import messages as m
 from longwire.wire.constants import Command
@@ -22,7 +23,7 @@ from longwire.wire.proof import NONCE_SIZE, client_proof, server_proof
 from longwire.wire.tensors import Tensor
 from longwire.wire.types import nbytes
 
-__all__ = ["Buffer", "RawClient"]
+__all__ = ["Buffer", "ConnectionClient", "RawClient"]
 
 
 class Buffer(NamedTuple):
@@ -198,6 +199,31 @@ class RawClient:
     def recompute(self, uid: int, device: int = 0) -> None:
         body = GraphRecompute(device, uid).encode(self.dialect)
         self.post(Command.GRAPH_RECOMPUTE, body)
+
+
+class ConnectionClient(RawClient):
+    """The same messages over a connection of the library."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.dialect = connection.dialect
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def post(self, command: int, body: m.Bytes | Iterable[m.Bytes] = b"") -> None:
+        self.connection.post(Command(command), _joined(body))
+
+    def ask(self, command: int, body: m.Bytes | Iterable[m.Bytes] = b"") -> bytes:
+        return self.connection.ask(Command(command), _joined(body))
+
+    def read(self, tensor: Tensor, offset: int = 0, size: int | None = None) -> bytes:
+        if size is None:
+            size = nbytes(tensor.type, tensor.ne, tensor.nb) - offset
+        target = bytearray(size)
+        body = m.GetTensor(tensor.encode(), offset, size).encode()
+        self.connection.ask_into(Command.GET_TENSOR, body, memoryview(target))
+        return bytes(target)
 
 
 def _joined(body: m.Bytes | Iterable[m.Bytes]) -> bytes:

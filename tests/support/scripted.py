@@ -21,7 +21,13 @@ from longwire.wire import messages as m
 from longwire.wire.constants import LX_VERSION, Command
 from longwire.wire.dialects import LX_OFFER, LX_SHAPES, V8, Dialect
 from longwire.wire.frames import ANSWER_HEADER, REQUEST_HEADER
-from longwire.wire.lx import ERROR_BIT, KEEP_ALIVE, ErrorAnswer, LxStartAnswer
+from longwire.wire.lx import (
+    ERROR_BIT,
+    KEEP_ALIVE,
+    ErrorAnswer,
+    Have,
+    LxStartAnswer,
+)
 from longwire.wire.proof import NONCE_SIZE, client_proof, server_proof
 
 ENDPOINT = Endpoint("worker", 50052)
@@ -93,6 +99,17 @@ def lx_server(token: bytes | None = None, dialect: Dialect = V8) -> Answers:
         Command.LX_PROVE: prove,
         Command.LX_START: start.encode(),
     }
+
+
+def having(*digests: bytes, gate: threading.Event | None = None) -> Answers:
+    """Answers of a server that has such data; to LX_HAVE once the gate is open."""
+
+    def have(body: bytes) -> Answer:
+        if gate is not None:
+            assert gate.wait(PATIENCE_S)
+        return bytes(digest in digests for digest in Have.decode(body).digests)
+
+    return {Command.LX_HAVE: have}
 
 
 Answer = bytes | Instead | Partial | Raw
@@ -217,6 +234,11 @@ class ScriptedServer:
         return bytes(self._shapes[command].answer or 0)
 
 
+_TAKEN = {Command.LX_START, Command.LX_DEVICE, Command.LX_SUPPORTS_OPS}
+_TAKEN |= {Command.LX_HAVE}
+"""Their answers have a size of their own and are not received in place."""
+
+
 class RecordingStream(Stream):
     """Keeps what every `send` wrote, and insists that no answer is owed then."""
 
@@ -228,7 +250,7 @@ class RecordingStream(Stream):
         self.owed = 0
         self.used = 0
         """Calls that would touch the socket."""
-        self._shapes = dialect.shapes
+        self._shapes = {**dialect.shapes, **LX_OFFER, **LX_SHAPES}
 
     def send(self, pieces: Sequence[m.Bytes]) -> None:
         self.used += 1
@@ -236,8 +258,8 @@ class RecordingStream(Stream):
         requests = list(frames(b"".join(pieces)))
         self.sends.append(requests)
         self.pieces = [memoryview(piece).obj for piece in pieces]
-        asks = [self._shapes[request.command].answer for request in requests]
-        self.owed = sum(answer is not None for answer in asks)
+        asks = [r.command for r in requests if r.command not in _TAKEN]
+        self.owed = sum(self._shapes[ask].answer is not None for ask in asks)
         super().send(pieces)
 
     def take(self, size: int) -> memoryview:
@@ -276,8 +298,12 @@ def start_scripted(
     deadline_s: float = PATIENCE_S,
     deadlines: Deadlines | None = None,
     socket_buffer: int | None = None,
+    lx_flags: int | None = None,
 ) -> Scripted:
-    """A greeted connection to a scripted server, over a socket pair."""
+    """A greeted connection to a scripted server, over a socket pair.
+
+    With `lx_flags` it speaks LX, with a server of those flags.
+    """
     ours, theirs = socket.socketpair()
     if socket_buffer is not None:
         for sock in (ours, theirs):
@@ -287,6 +313,10 @@ def start_scripted(
     stream.set_deadline(deadline_s)
     server = ScriptedServer(theirs, answers or {}, dialect).start()
     connection = Connection(endpoint, stream, dialect, deadlines)
+    if lx_flags is not None:
+        connection.dialect = dialect.with_lx()
+        # No op names, like the rig's own session: numbers stay as they are.
+        connection.server = LxStartAnswer(LX_VERSION, "scripted", (), lx_flags)
     return Scripted(connection, stream, server)
 
 

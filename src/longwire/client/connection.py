@@ -400,14 +400,16 @@ class Connection:
         """Receive one answer in its place; an LX server may give its error."""
         started = time.perf_counter()
         (size,) = ANSWER_HEADER.unpack(self._stream.take(ANSWER_HEADER.size))
-        while size == KEEP_ALIVE and self.dialect.lx:
+        # A server that has just started LX may be slow to say so.
+        lx = self.dialect.lx or read.command in LX_OFFER
+        while size == KEEP_ALIVE and lx:
             if time.perf_counter() - started > self._deadlines.answer_s:
                 raise TimeoutError
             (size,) = ANSWER_HEADER.unpack(self._stream.take(ANSWER_HEADER.size))
         arrived = time.perf_counter()
         self.traffic.wait_s += arrived - started
         refused = None
-        if size & ERROR_BIT and (self.dialect.lx or read.command in LX_OFFER):
+        if size & ERROR_BIT and lx:
             size &= ~ERROR_BIT
             refused = self._take_error(read, size)
         elif read.limit and size <= read.limit:

@@ -6,19 +6,16 @@ server's HELLO answer is the client's; what follows passes as it is, both ways.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import selectors
-import socket
-import threading
 
 from longwire.client.connection import Deadlines, reason_of
 from longwire.client.credentials import Credentials
 from longwire.client.greeting import greet
 from longwire.errors import BadRequest, LongwireError
 from longwire.transport.endpoint import Endpoint
+from longwire.transport.relay import PortServer
 from longwire.transport.splice import splice
-from longwire.transport.stream import Stream, tune
+from longwire.transport.stream import Stream
 from longwire.wire.constants import CAPS_SIZE, Command
 from longwire.wire.frames import ANSWER_HEADER, REQUEST_HEADER
 
@@ -49,21 +46,15 @@ class Tunnel:
         Raises:
             OSError: the address cannot be bound.
         """
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family)
         self._remote = remote
         self._credentials = credentials
         self._deadlines = deadlines or Deadlines()
-        self._clients: dict[threading.Thread, list[Stream]] = {}
-        """Those that have left stay until `_reap`."""
-        self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._wake_in, self._wake_out = socket.socketpair()
+        self._port = PortServer(host, port, self._serve, _MOST_CLIENTS)
 
     @property
     def address(self) -> Endpoint:
         """Where clients connect to."""
-        return Endpoint(*self._listener.getsockname()[:2])
+        return self._port.address
 
     def try_remote(self) -> str:
         """Greet the server once; returns its protocol version.
@@ -78,54 +69,15 @@ class Tunnel:
 
     def stop(self) -> None:
         """Ask `run` to return; safe from other threads and signal handlers."""
-        self._stopping.set()
-        # A full pipe wakes the loop just as well, and a closed one need not.
-        with contextlib.suppress(OSError):
-            self._wake_out.send(b"\0")
+        self._port.stop()
 
     def run(self) -> None:
         """Serve; returns after `stop`. `close` is still due."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._listener, selectors.EVENT_READ)
-            selector.register(self._wake_in, selectors.EVENT_READ)
-            while not self._stopping.is_set():
-                selector.select()
-                if not self._stopping.is_set():
-                    self._accept()
+        self._port.run()
 
     def close(self) -> None:
         """Close the address and every client's connection; idempotent."""
-        self._stopping.set()
-        self._listener.close()
-        with self._lock:
-            for streams in self._clients.values():
-                for stream in streams:
-                    stream.hang_up()
-        for thread in list(self._clients):
-            thread.join()
-        self._clients.clear()
-        self._wake_in.close()
-        self._wake_out.close()
-
-    def _accept(self) -> None:
-        try:
-            sock, address = self._listener.accept()
-        except OSError as error:
-            _log.warning("accept: %s", error)
-            # Without a pause, a lack of descriptors would keep the loop spinning.
-            self._stopping.wait(1.0)
-            return
-        peer = str(Endpoint(*address[:2]))
-        self._reap()
-        if len(self._clients) >= _MOST_CLIENTS:
-            _log.warning("%s: closed, there are %d clients", peer, _MOST_CLIENTS)
-            sock.close()
-            return
-        tune(sock)
-        thread = threading.Thread(target=self._serve, args=(Stream(sock), peer))
-        with self._lock:
-            self._clients[thread] = []
-        thread.start()
+        self._port.close()
 
     def _serve(self, client: Stream, peer: str) -> None:
         try:
@@ -136,21 +88,8 @@ class Tunnel:
             _log.info("%s: %s", peer, reason_of(error))
         except LongwireError as error:
             _log.warning("%s: %s", peer, error)
-        finally:
-            with self._lock:
-                streams = self._clients[threading.current_thread()]
-                while streams:
-                    streams.pop().close()
-
-    def _reap(self) -> None:
-        """Forget clients that have left."""
-        with self._lock:
-            for thread in list(self._clients):
-                if not thread.is_alive():
-                    del self._clients[thread]
 
     def _carry(self, client: Stream) -> None:
-        self._own(client)
         client.set_deadline(self._deadlines.connect_s)
         head = REQUEST_HEADER.unpack(client.take(REQUEST_HEADER.size))
         if head != (Command.HELLO, CAPS_SIZE):
@@ -158,16 +97,9 @@ class Tunnel:
         client.skip(CAPS_SIZE)
         connection, hello = greet(self._remote, self._deadlines, self._credentials)
         server = connection.detach()
-        self._own(server)
+        self._port.own(server)
         answer = hello.encode()
         client.send([ANSWER_HEADER.pack(len(answer)), answer])
         client.set_deadline(_STALL_S)
         server.set_deadline(self._deadlines.answer_s)
         splice(client, server)
-
-    def _own(self, stream: Stream) -> None:
-        """Have a stream closed with its client's thread, or by a stop."""
-        with self._lock:
-            self._clients[threading.current_thread()].append(stream)
-        if self._stopping.is_set():
-            stream.hang_up()

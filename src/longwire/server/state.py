@@ -7,9 +7,12 @@ from dataclasses import asdict, dataclass, field
 
 from longwire.errors import BadRequest, LongwireError
 from longwire.native.compute import ComputeDevice
-from longwire.server.buffers import BufferTable
+from longwire.server.buffers import BufferTable, SessionBuffer
 from longwire.server.cache import WeightCache
 from longwire.server.graphs import GraphStore, StoredGraph
+from longwire.server.keeper import Keeper
+from longwire.server.overlays import Overlay
+from longwire.server.store import DataStore
 from longwire.server.tensors import TensorChecker
 from longwire.transport.stream import Stream
 from longwire.wire.dialects import Dialect
@@ -33,6 +36,8 @@ class Served:
     bytes_out: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
+    bytes_from_files: int = 0
+    """Weights that did not travel."""
     refusals: int = 0
     """LX commands answered with an error."""
 
@@ -52,9 +57,11 @@ class SessionState:
     n_threads: int
     cache: WeightCache | None
     stream: Stream
-    tokens: Sequence[bytes] = ()
+    tokens: Sequence[bytes] = field(default=(), repr=False)
     """A client has to prove that it knows one of these; none are needed if empty."""
     verify: bool = True
+    models: Sequence[str] = ()
+    """Folders of model files that weights may be taken from."""
     buffers: BufferTable = field(default_factory=BufferTable)
     served: Served = field(default_factory=Served)
     latched: LongwireError | None = None
@@ -65,18 +72,27 @@ class SessionState:
     """What kind of refusal ended the session, if one did."""
     running: bool = False
     """A device may still be at work on a graph."""
-    nonces: tuple[bytes, bytes] | None = None
+    nonces: tuple[bytes, bytes] | None = field(default=None, repr=False)
     """The client's and ours, while a proof is awaited."""
     proven: bool = False
     """The client has proven that it knows a token."""
+    asks_by_hash: bool = False
+    """The client asks for weights as C++ clients do."""
     tensors: TensorChecker = field(init=False)
     graphs: GraphStore = field(init=False)
+    store: DataStore = field(init=False)
+    keeper: Keeper | None = field(init=False, default=None)
+    """Who fills the cache, where there is one."""
     bases: Bases[StoredGraph] = field(default_factory=Bases)
     """LX: graphs that a patch may start from."""
 
     def __post_init__(self) -> None:
         self.tensors = TensorChecker(self.buffers)
         self.graphs = GraphStore(self.dialect)
+        self.store = DataStore(self.models, self.cache)
+        if self.cache is not None:
+            self.keeper = Keeper(self.cache)
+        self.buffers.folding = self._folding
 
     @property
     def locked(self) -> bool:
@@ -115,11 +131,24 @@ class SessionState:
                 device.synchronize()
             self.running = False
 
+    def _folding(self, buffer: SessionBuffer, overlay: Overlay) -> None:
+        """Have nothing point into an overlay that is about to go."""
+        self.drain()
+        self.tensors.forget()
+        self.graphs.move(overlay.memory, buffer.native, overlay.start)
+
+    def finish(self) -> None:
+        """Have all stored that is to be; nothing may be received any more."""
+        if self.keeper is not None:
+            self.keeper.close()
+
     def close(self) -> None:
         """Free everything; idempotent."""
         self.drain()
+        self.finish()
         self.tensors.forget()
         self.buffers.close_all()
+        self.store.close()
         for device in self.devices:
             device.close()
 
