@@ -129,12 +129,19 @@ class Pool:
 
     def spares(self) -> list[Session]:
         """Those without a client, ready or on the way to it."""
-        return [s for s in self.sessions.values() if s.peer is None and not s.ended]
+        return [s for s in self._free() if not s.stale]
+
+    def stale(self) -> list[Session]:
+        """Spares from before the last reload: only while there are no others."""
+        return [s for s in self._free() if s.stale]
 
     def ready(self) -> list[Session]:
         """Those that could take a client now, the proven ones first."""
-        ready = (s for s in self.spares() if s.ready)
-        return sorted(ready, key=lambda session: not session.proven)
+        ready = (s for s in self._free() if s.ready)
+        return sorted(ready, key=lambda session: (session.stale, not session.proven))
+
+    def _free(self) -> list[Session]:
+        return [s for s in self.sessions.values() if s.peer is None and not s.ended]
 
     def tired(self, most: int, patience_s: float) -> list[Session]:
         """Spares over `most` that nobody has needed for so long."""

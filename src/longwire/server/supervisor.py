@@ -19,12 +19,13 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from longwire.errors import UsageError
 from longwire.server.access import Access, AllowList
 from longwire.server.config import SessionConfig
+from longwire.server.indexer import Indexer
 from longwire.server.limits import Ledger, Limits
 from longwire.server.lobby import Lobby
 from longwire.server.metrics import Metrics
@@ -40,6 +41,10 @@ _STARTING = 8
 
 _REAP_S = 0.05
 """How often a session that is about to end is looked at."""
+
+_CROWD_S = 5.0
+"""How long more spares than usual stay: visits come in rushes, and each new process
+costs a third of a second."""
 
 _RETRY_S = 1.0
 """Pause after the system refused a process or a descriptor."""
@@ -72,6 +77,7 @@ class Supervisor:
         self._on_ready: Callable[..., None] | None = on_ready
         self._selector = selectors.DefaultSelector()
         self._pool = Pool(config, self._selector)
+        self._indexer = Indexer(config, self._selector)
         self._lobby = Lobby(
             self._listener,
             self._limits,
@@ -147,6 +153,7 @@ class Supervisor:
         for key, _ in self._selector.select(self._timeout()):
             self._dispatch(key.fileobj)
         self._lobby.expire()
+        self._dismiss(self._pool.tired(self._limits.most_spares, _CROWD_S))
         self._reap()
 
     def _dispatch(self, ready: Any) -> None:
@@ -158,6 +165,8 @@ class Supervisor:
         elif ready in self._lobby:
             self._lobby.spoke(ready)
             self._assign()
+        elif ready is self._indexer.pipe:
+            self._indexer.reap()
         elif ready in self._pool.sessions:
             self._hear(self._pool.sessions[ready])
 
@@ -230,21 +239,27 @@ class Supervisor:
             # Sessions that could not read them would not even start.
             _log.error("SIGHUP: nothing is reloaded: %s", error)
             return
-        spares = self._pool.spares()
-        _log.info("SIGHUP: %d warm sessions start anew", len(spares))
+        _log.info("SIGHUP: %d warm sessions start anew", len(self._pool.spares()))
         for session in self._pool.sessions.values():
             session.stale = True
-        for session in spares:
+        if not self._limits.spares:
+            # No others would come to take their place.
+            self._dismiss(self._pool.stale())
+        if self._drained_at is None:
+            self._indexer.start()
+
+    def _dismiss(self, sessions: Sequence[Session]) -> None:
+        for session in sessions:
             session.dismiss()
 
     def _begin_drain(self) -> None:
         notify("STOPPING=1")
+        self._indexer.stop()
         self._drained_at = time.monotonic() + self._limits.drain_s
         waiting = self._lobby.close()
         for _ in range(waiting):
             self.metrics.refused("draining")
-        for session in self._pool.spares():
-            session.dismiss()
+        self._dismiss([*self._pool.spares(), *self._pool.stale()])
         if waiting or self._pool.busy():
             _log.info(
                 "draining: %d clients have %g s to finish, %d in line are closed",
@@ -280,6 +295,8 @@ class Supervisor:
             due.append(self._resume_at)
         if self._drained_at is not None:
             due.append(self._drained_at)
+        if len(self._pool.spares()) > self._limits.most_spares:
+            due.append(time.monotonic() + _CROWD_S)
         if self._lobby.deadline is not None:
             due.append(self._lobby.deadline)
         return max(0.0, min(due) - time.monotonic()) if due else None
@@ -363,12 +380,17 @@ class Supervisor:
             self._count(session, report)
         elif event == "ready":
             session.ready = True
+            session.idle_since = time.monotonic()
+            if not session.stale:
+                self._dismiss(self._pool.stale())
             if self._on_ready is not None and self._drained_at is None:
                 announce, self._on_ready = self._on_ready, None
                 for gap in report["gaps"]:
                     _log.warning("sessions are not fully confined: %s", gap)
                 announce(self.address, report)
                 notify("READY=1")
+                # Now, and not before: clients are not to wait for it.
+                self._indexer.start()
             self._assign()
         elif event == "failed":
             session.ended = True
@@ -394,12 +416,8 @@ class Supervisor:
         _log.log(level, "%s: %s", session, report, extra={**session.fields, **report})
         session.peer = None
         session.ended = not again
-        crowd = len(self._pool.spares()) - len(self._lobby.line)
-        if again and (
-            session.stale
-            or self._drained_at is not None
-            or crowd > self._limits.most_spares
-        ):
+        session.idle_since = time.monotonic()
+        if again and (session.stale or self._drained_at is not None):
             session.dismiss()
         self._assign()
 
@@ -434,6 +452,7 @@ class Supervisor:
         if self._drained_at is None:
             notify("STOPPING=1")
         self._lobby.close()
+        self._indexer.stop()
         self._pool.close()
         self._selector.close()
         self._wake_in.close()
