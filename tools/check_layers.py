@@ -18,19 +18,27 @@ _LOWER = {"native", "transport", "wire", "errors"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "timeline": set(),
     "wire": {"errors"},
     "transport": {"wire", "errors"},
     "native": {"wire", "errors"},
-    "server": _LOWER,
-    "client": _LOWER,
-    "host": {"client"} | _LOWER,
-    "bench": {"host", "client", "server"} | _LOWER,
-    "cli": {ROOT, "bench", "host", "client", "server"} | _LOWER,
+    "models": _LOWER,
+    "server": {"models"} | _LOWER,
+    "client": {"models"} | _LOWER,
+    "tap": {"timeline", "transport", "wire", "errors"},
+    "host": {"client", "models", "timeline"} | _LOWER,
+    "bench": {"host", "client", "server", "models"} | _LOWER,
+    "cli": {ROOT, "bench", "host", "client", "server", "tap", "timeline", "models"}
+    | _LOWER,
     "__main__": {"cli"},
     ROOT: {"host", "client", "transport", "errors"},
 }
 
-FOREIGN: dict[str, set[str]] = {"errors": set(), "wire": {"fnv_c", "numpy"}}
+FOREIGN: dict[str, set[str]] = {
+    "errors": set(),
+    "timeline": set(),
+    "wire": {"fnv_c", "numpy"},
+}
 """Packages beyond the standard library, for the folders that must stay pure."""
 
 

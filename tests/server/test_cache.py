@@ -14,19 +14,28 @@ import pytest
 from blake3 import blake3
 
 from longwire.errors import UsageError
+from longwire.server import cache as module
+from longwire.server import stamps
 from longwire.server.cache import WeightCache, default_cache_dir
 from longwire.wire.fnv import fnv1a_64
 
 NO_LIMIT = 1 << 40
 
 
-def stored(cache: WeightCache, data: bytes) -> Path:
-    return cache.directory / cache.store(memoryview(data))
+def stored(cache: WeightCache, data: bytes, by_hash: bool = True) -> Path:
+    """Store, and return the file that C++ clients ask for, or else LX clients."""
+    cache.store(memoryview(data), by_hash)
+    if by_hash:
+        return cache.directory / f"{fnv1a_64(memoryview(data)):016x}"
+    return cache.directory / "blake3" / blake3(data).hexdigest()
 
 
 def fetched(cache: WeightCache, file: Path, size_limit: int = NO_LIMIT) -> bytes | None:
-    view = cache.fetch(int(file.name, 16), size_limit)
-    return None if view is None else bytes(view)
+    if file.parent.name == "blake3":
+        kept = cache.find_digest(bytes.fromhex(file.name))
+    else:
+        kept = cache.find(int(file.name, 16), size_limit)
+    return None if kept is None else bytes(kept.data)
 
 
 def sidecar(file: Path) -> Path:
@@ -34,12 +43,24 @@ def sidecar(file: Path) -> Path:
 
 
 def names(folder: Path) -> set[str]:
-    return {entry.name for entry in folder.iterdir()}
+    """What is in the folder but the one of digests."""
+    return {entry.name for entry in folder.iterdir()} - {"blake3"}
+
+
+def digests(cache: WeightCache) -> set[str]:
+    """What is in the folder of digests."""
+    return names(cache.directory / "blake3")
 
 
 def age(file: Path, seconds: float) -> None:
     then = time.time() - seconds
     os.utime(file, (then, then))
+
+
+def occupied(folder: Path) -> int:
+    """Bytes of weights, each file counted once however many names it has."""
+    files = [file for file in folder.rglob("*") if file.is_file() and not file.suffix]
+    return sum({file.stat().st_ino: file.stat().st_size for file in files}.values())
 
 
 @pytest.fixture
@@ -68,9 +89,11 @@ class TestKey:
 
 class TestStoreAndFetch:
     def test_a_miss(self, cache: WeightCache, caplog: pytest.LogCaptureFixture) -> None:
-        assert cache.fetch(1, NO_LIMIT) is None
+        assert cache.find(1, NO_LIMIT) is None
+        assert cache.find_digest(bytes(32)) is None
         cache.store(memoryview(b"weights"))
-        assert cache.fetch(1, NO_LIMIT) is None
+        assert cache.find(1, NO_LIMIT) is None
+        assert cache.find_digest(bytes(32)) is None
         assert not caplog.records
 
     def test_a_hit(self, cache: WeightCache) -> None:
@@ -89,11 +112,11 @@ class TestStoreAndFetch:
         self, cache: WeightCache
     ) -> None:
         file = stored(cache, b"weights" * 10_000)
-        view = cache.fetch(int(file.name, 16), NO_LIMIT)
-        assert view is not None and view.readonly
+        kept = cache.find(int(file.name, 16), NO_LIMIT)
+        assert kept is not None and kept.data.readonly
         cache.store(memoryview(b"weights" * 10_000))
         file.unlink()
-        assert view == b"weights" * 10_000
+        assert kept.data == b"weights" * 10_000
 
     def test_no_descriptor_stays_open(self, cache: WeightCache) -> None:
         file = stored(cache, b"weights")
@@ -109,7 +132,7 @@ class TestStoreAndFetch:
         assert fetched(cache, file, 7) == b"weights"
 
     def test_nothing_is_not_stored(self, cache: WeightCache) -> None:
-        assert cache.store(memoryview(b"")) == "cbf29ce484222325"
+        cache.store(memoryview(b""))
         assert not cache.directory.exists()
 
     def test_storing_again_mends(self, cache: WeightCache) -> None:
@@ -117,6 +140,190 @@ class TestStoreAndFetch:
         file.write_bytes(b"weighty")
         stored(cache, b"weights")
         assert fetched(cache, file) == b"weights"
+
+
+class TestDigests:
+    """What LX clients ask for."""
+
+    def test_a_hit(self, cache: WeightCache) -> None:
+        file = stored(cache, b"foobar", by_hash=False)
+        assert fetched(cache, file) == b"foobar"
+        assert names(cache.directory) == set() and digests(cache) == {file.name}
+        assert cache.find(0x85944171F73967E8, NO_LIMIT) is None
+
+    def test_one_file_has_both_names(self, cache: WeightCache) -> None:
+        file = stored(cache, b"foobar")
+        other = cache.directory / "blake3" / blake3(b"foobar").hexdigest()
+        assert fetched(cache, other) == fetched(cache, file) == b"foobar"
+        assert other.samefile(file)
+
+    def test_without_links_there_are_two(
+        self, cache: WeightCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_: object) -> None:
+            raise OSError(1, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", refuse)
+        file = stored(cache, b"foobar")
+        other = cache.directory / "blake3" / blake3(b"foobar").hexdigest()
+        assert fetched(cache, other) == fetched(cache, file) == b"foobar"
+        assert not other.samefile(file)
+
+    @pytest.mark.parametrize("size", [0, 3500, 7001])
+    def test_damage(
+        self, cache: WeightCache, caplog: pytest.LogCaptureFixture, size: int
+    ) -> None:
+        file = stored(cache, b"weights" * 1000, by_hash=False)
+        os.truncate(file, size)
+        assert fetched(cache, file) is None
+        assert not file.exists()
+        assert f"{file.name} is damaged" in caplog.text
+
+    def test_one_flipped_bit(self, cache: WeightCache) -> None:
+        file = stored(cache, b"weights" * 1000, by_hash=False)
+        with file.open("r+b") as content:
+            content.write(b"W")
+        assert fetched(cache, file) is None
+        assert not file.exists()
+
+    def test_both_names_count_once_and_go_together(self, tmp_path: Path) -> None:
+        cache = WeightCache(tmp_path, 300)
+        first, second = stored(cache, b"\1" * 100), stored(cache, b"\2" * 100)
+        third = stored(cache, b"\3" * 100, by_hash=False)
+        for file, seconds in ((first, 30), (second, 20), (third, 10)):
+            age(file, seconds)
+        assert len(digests(cache)) == 3
+        fourth = stored(cache, b"\4" * 200, by_hash=False)
+        assert names(tmp_path) == set()
+        assert digests(cache) == {third.name, fourth.name}
+
+    def test_a_use_under_one_name_is_one_of_the_other(self, tmp_path: Path) -> None:
+        cache = WeightCache(tmp_path, 200)
+        first, second = stored(cache, b"\1" * 100), stored(cache, b"\2" * 100)
+        age(first, 30)
+        age(second, 20)
+        assert cache.find_digest(blake3(b"\1" * 100).digest()) is not None
+        stored(cache, b"\3" * 100)
+        assert fetched(cache, first) is not None and not second.exists()
+
+    def test_a_file_is_what_its_name_says_if_memory_changes_meanwhile(
+        self, cache: WeightCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        data = bytearray(b"weights" * 1000)
+        real = Path.write_bytes
+
+        def write(path: Path, content: memoryview) -> int:
+            written = real(path, content)
+            data[:7] = b"WEIGHTS"
+            return written
+
+        monkeypatch.setattr(Path, "write_bytes", write)
+        cache.store(memoryview(data))
+        before = b"weights" * 1000
+        assert cache.find_digest(blake3(data).digest()) is None
+        kept = cache.find_digest(blake3(before).digest())
+        assert kept is not None and kept.data == before
+        kept = cache.find(fnv1a_64(memoryview(before)), NO_LIMIT)
+        assert kept is not None and kept.data == before
+
+    def test_a_private_mapping_is_the_caller_s_alone(self, cache: WeightCache) -> None:
+        file = stored(cache, b"weights", by_hash=False)
+        kept = cache.find_digest(bytes.fromhex(file.name))
+        assert kept is not None
+        one, two = kept.private(), kept.private()
+        assert one is not None and two is not None
+        one[:1] = b"W"
+        assert bytes(one) == b"Weights"
+        assert kept.data == two == file.read_bytes() == b"weights"
+
+    @pytest.mark.parametrize("successor", [None, b"weights", b"w"])
+    def test_data_outlives_its_file(
+        self, cache: WeightCache, successor: bytes | None
+    ) -> None:
+        file = stored(cache, b"weights", by_hash=False)
+        kept = cache.find_digest(bytes.fromhex(file.name))
+        assert kept is not None
+        file.rename(file.with_name("kept"))
+        if successor is not None:
+            file.write_bytes(successor)
+        assert kept.private() is None
+        assert kept.data == b"weights"
+
+
+class TestStamps:
+    """A file that was checked since the last boot is not read again."""
+
+    @pytest.fixture
+    def read(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """Sizes of what was hashed."""
+        sizes: list[int] = []
+        real = module._digest
+
+        def counted(data: memoryview) -> str:
+            sizes.append(data.nbytes)
+            return real(data)
+
+        monkeypatch.setattr(module, "_digest", counted)
+        return sizes
+
+    @pytest.fixture(params=[True, False], ids=["hash", "digest"])
+    def file(self, request: pytest.FixtureRequest, cache: WeightCache) -> Path:
+        file = stored(cache, b"weights" * 1000, by_hash=request.param)
+        with file.open("rb") as opened:
+            if stamps.stamp(opened.fileno()) is None:
+                pytest.skip("no extended attributes in the temporary folder")
+        return file
+
+    def test_what_was_stored_since_the_boot(
+        self, cache: WeightCache, file: Path, read: list[int]
+    ) -> None:
+        for _ in range(3):
+            assert fetched(cache, file) is not None
+        assert read == []
+
+    def test_what_was_stored_before_the_boot(
+        self,
+        cache: WeightCache,
+        file: Path,
+        read: list[int],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(stamps, "_boot", lambda: "another")
+        for _ in range(3):
+            assert fetched(cache, file) is not None
+        assert read == [7000]
+
+    def test_what_was_changed_since(
+        self, cache: WeightCache, file: Path, read: list[int]
+    ) -> None:
+        with file.open("r+b") as content:
+            content.write(b"W")
+        assert fetched(cache, file) is None
+        assert read == [7000]
+
+    def test_what_was_changed_just_now_is_not_stamped(
+        self, cache: WeightCache, file: Path, read: list[int]
+    ) -> None:
+        os.utime(file)
+        for _ in range(2):
+            assert fetched(cache, file) is not None
+        assert read == [7000, 7000]
+
+    def test_without_attributes_everything_is_read(
+        self,
+        cache: WeightCache,
+        file: Path,
+        read: list[int],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        def refuse(*_: object) -> None:
+            raise OSError(95, "Operation not supported")
+
+        for name in ("getxattr", "setxattr"):
+            monkeypatch.setattr(os, name, refuse)
+        for _ in range(2):
+            assert fetched(cache, file) is not None
+        assert read == [7000, 7000]
 
 
 class TestDamage:
@@ -348,6 +555,7 @@ WORKER = """
 import logging, sys
 from pathlib import Path
 from longwire.server.cache import WeightCache
+from longwire.wire.fnv import fnv1a_64
 
 folder, limit, count = Path(sys.argv[1]), int(sys.argv[2]) or None, int(sys.argv[3])
 logging.basicConfig(level=logging.WARNING)
@@ -357,10 +565,11 @@ print("ready", flush=True)
 sys.stdin.readline()
 for turn in range(40):
     for data in tensors:
-        view = cache.fetch(int(cache.store(memoryview(data)), 16), 1 << 40)
-        assert view is None or view == data
+        cache.store(memoryview(data))
+        kept = cache.find(fnv1a_64(memoryview(data)), 1 << 40)
+        assert kept is None or kept.data == data
         if limit is None:
-            assert view is not None
+            assert kept is not None
 """
 
 
@@ -394,8 +603,7 @@ class TestTogether:
 
         assert outputs == ["", "", ""]
         assert not [name for name in names(tmp_path) if name.endswith(".tmp")]
-        sizes = [each.stat().st_size for each in tmp_path.iterdir() if not each.suffix]
-        assert 0 < sum(sizes) <= (limit or 100_000)
+        assert 0 < occupied(tmp_path) <= (limit or 100_000)
 
 
 class TestDefaultFolder:

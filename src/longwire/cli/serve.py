@@ -36,8 +36,8 @@ def add_parser(commands: Any) -> None:
         "Several clients are served at once, each by a process of its own.",
         epilog="SIGTERM lets clients finish (see --drain-timeout) and ends the "
         "server; a second one, or Ctrl-C, ends it at once. SIGHUP reads tokens and "
-        "certificates again, and starts the warm sessions anew. Exit codes: 0 "
-        "stopped, 1 failed, 2 asked for what cannot be.",
+        "certificates again, starts the warm sessions anew and looks for new model "
+        "files. Exit codes: 0 stopped, 1 failed, 2 asked for what cannot be.",
     )
     parser.add_argument(
         "-H", "--host", default="127.0.0.1", help="address to bind (%(default)s)"
@@ -76,6 +76,14 @@ def add_parser(commands: Any) -> None:
         "--cache-limit",
         metavar="SIZE",
         help="most bytes to keep, as in 20G; the least recently used go first",
+    )
+    parser.add_argument(
+        "--models",
+        type=names,
+        default=[],
+        metavar="DIR[,DIR]",
+        help="take weights from the GGUF files below these folders, if a client loads "
+        "the same ones",
     )
     parser.add_argument(
         "--protocol",
@@ -218,6 +226,7 @@ def run(arguments: argparse.Namespace) -> int:
         devices=arguments.device,
         cache_dir=_cache_dir(arguments.cache),
         cache_limit=_size(arguments.cache_limit),
+        models=_folders(arguments.models),
         verbosity=arguments.verbose,
         token_file=arguments.token_file,
         tls=_tls(arguments),
@@ -301,6 +310,14 @@ def _cache_dir(option: str | None) -> str | None:
     from longwire.server.cache import default_cache_dir
 
     return str(default_cache_dir())
+
+
+def _folders(options: list[str]) -> list[str]:
+    folders = [Path(option).expanduser().absolute() for option in options]
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"--models: {folder} is no folder")
+    return [str(folder) for folder in folders]
 
 
 def _size(option: str | None) -> int | None:

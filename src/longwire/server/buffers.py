@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +18,9 @@ import numpy.typing as npt
 
 from longwire.errors import BadRequest, RemoteFailure
 from longwire.native.compute import ComputeDevice, NativeBuffer
+from longwire.native.mapping import lend, take_back
+from longwire.native.memory import copy
+from longwire.server.overlays import Overlay, Overlays
 
 __all__ = ["BufferTable", "Quota", "SessionBuffer"]
 
@@ -56,10 +60,17 @@ class SessionBuffer:
     native: NativeBuffer
     claimed: int
     """Bytes that its client asked for, and that the quota counts."""
+    overlays: Overlays = field(default_factory=Overlays)
+    """Ranges whose bytes are in mapped files; `native` has no say there."""
 
     @property
     def size(self) -> int:
         return self.native.size
+
+    @property
+    def takes_overlays(self) -> bool:
+        """Whether its device computes on any memory of the host's."""
+        return self.native.bytes is not None and not self.device.accelerates
 
 
 class BufferTable:
@@ -73,6 +84,10 @@ class BufferTable:
         """Bytes in live buffers."""
         self.opened = 0
         """Buffers ever made."""
+        self.layout = 0
+        """Counts up whenever the memory behind some address becomes another."""
+        self.folding: Callable[[SessionBuffer, Overlay], None] | None = None
+        """Called before an overlay is taken away: nothing may point there any more."""
 
     def __len__(self) -> int:
         return len(self._by_handle)
@@ -132,6 +147,9 @@ class BufferTable:
         return native
 
     def _free(self, buffer: SessionBuffer) -> None:
+        for overlay in buffer.overlays.all():
+            buffer.overlays.remove(overlay)
+            take_back(buffer.device.engine, overlay.memory)
         self.allocated -= buffer.size
         buffer.device.free(buffer.native)
         if self._quota:
@@ -151,6 +169,59 @@ class BufferTable:
         if buffer is None:
             raise BadRequest(command, f"no buffer has the handle {handle:#018x}")
         return buffer
+
+    def place(
+        self, buffer: SessionBuffer, start: int, size: int
+    ) -> tuple[NativeBuffer, int]:
+        """The memory of a range inside of a buffer, and the offset in it.
+
+        A range has to be in one piece: overlays that hold a part of it are folded.
+        """
+        for overlay in buffer.overlays.torn(start, size):
+            self.fold(buffer, overlay)
+        around = buffer.overlays.around(start, size)
+        if around is None:
+            return buffer.native, start
+        return around.memory, start - around.start
+
+    def lay(self, buffer: SessionBuffer, start: int, data: memoryview) -> None:
+        """Put `data`, which is ours alone and aligned, in place of a range that no
+        overlay touches. Nothing that is kept may point there.
+
+        Raises:
+            CallFailed: ggml has no buffer for it.
+        """
+        memory = lend(buffer.device.engine, data)
+        buffer.overlays.add(Overlay(start, start + data.nbytes, memory))
+        self.layout += 1
+
+    def fold(
+        self, buffer: SessionBuffer, overlay: Overlay, preserve: bool = True
+    ) -> None:
+        """Take an overlay away; the range has its content (`preserve`) in its own
+        memory again."""
+        if self.folding is not None:
+            self.folding(buffer, overlay)
+        buffer.overlays.remove(overlay)
+        self.layout += 1
+        if preserve:
+            own = buffer.native.base + overlay.start
+            copy(own, overlay.memory.base, overlay.memory.size)
+        take_back(buffer.device.engine, overlay.memory)
+
+    def overlaid(self, handles: npt.NDArray[np.uint64]) -> list[SessionBuffer]:
+        """Those buffers of these handles that have overlays."""
+        if not any(len(b.overlays) for b in self._by_handle.values()):
+            return []
+        found = map(self._by_handle.get, np.unique(handles).tolist())
+        return [buffer for buffer in found if buffer and len(buffer.overlays)]
+
+    def memory(self, handles: Iterable[int]) -> dict[int, NativeBuffer]:
+        """By its address, all memory behind some handles; dead ones have none."""
+        found = [b for b in map(self._by_handle.get, handles) if b]
+        pieces = [o.memory for buffer in found for o in buffer.overlays.all()]
+        pieces += [buffer.native for buffer in found]
+        return {memory.address: memory for memory in pieces}
 
     def columns(
         self, handles: npt.NDArray[np.uint64]

@@ -21,6 +21,8 @@ class SessionConfig:
     """Names; empty for the default choice."""
     cache_dir: str | None = None
     cache_limit: int | None = None
+    models: list[str] = field(default_factory=list)
+    """Folders of model files that weights may be taken from."""
     verbosity: int = 0
     grace_s: float = 10.0
     """How long a session may go on with what a client that left has asked for.

@@ -9,13 +9,19 @@ from __future__ import annotations
 import array
 import contextlib
 import json
+import select
 import socket
+import struct
 import threading
 from typing import Any
 
 __all__ = ["Control", "tell"]
 
 _LINE_LIMIT = 4096
+
+_PATIENCE_S = 5.0
+"""For a supervisor to answer, or to read. It never waits for anything, so one that
+takes longer is frozen; and clients have deadlines as well."""
 
 
 def tell(control: socket.socket, message: dict[str, Any], *fds: int) -> None:
@@ -33,28 +39,42 @@ def tell(control: socket.socket, message: dict[str, Any], *fds: int) -> None:
 class Control:
     """A session's end. Anybody may report; one thread at a time may ask."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, patience_s: float = _PATIENCE_S) -> None:
         self._sock = socket.socket(fileno=fd)
+        self._patience_ms = int(patience_s * 1000)
+        whole, part = divmod(self._patience_ms, 1000)
+        patience = struct.pack("@ll", whole, part * 1000)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         self._lock = threading.Lock()
+        self._forsaken = False
+        """A question stayed without an answer; one that comes late is not read."""
+
+    def close(self) -> None:
+        """Leave the supervisor; idempotent."""
+        self._sock.close()
 
     def report(self, event: str, **facts: Any) -> None:
-        """Send one event, if there still is a supervisor."""
+        """Send one event, if there still is a supervisor, and it reads."""
         line = json.dumps({"event": event, **facts}).encode() + b"\n"
         with contextlib.suppress(OSError), self._lock:
             self._sock.sendall(line)
 
     def next_client(self) -> tuple[socket.socket, dict[str, Any]] | None:
         """Wait for the next client; None when the supervisor is gone or done."""
+        if self._forsaken:
+            return None
         message, fds = self._receive()
         if message is None or not fds:
             return None
         return socket.socket(fileno=fds[0]), message
 
     def claim(self, size: int) -> str | None:
-        """Ask for memory; returns why it may not be had, or None."""
-        self.report("claim", size=size)
-        message, _ = self._receive()
-        refusal: str | None = message["refusal"] if message else "no supervisor"
+        """Ask for memory; returns why it may not be had, or None.
+
+        Raises:
+            OSError: the supervisor is gone, or frozen.
+        """
+        refusal: str | None = self._ask("claim", size=size)["refusal"]
         return refusal
 
     def release(self, size: int) -> None:
@@ -62,10 +82,27 @@ class Control:
         self.report("release", size=size)
 
     def room(self) -> tuple[int | None, int | None]:
-        """What this client may still have, and ever; None where nothing limits it."""
-        self.report("room")
+        """What this client may still have, and ever; None where nothing limits it.
+
+        Raises:
+            OSError: as `claim`.
+        """
+        message = self._ask("room")
+        return message["left"], message["most"]
+
+    def _ask(self, question: str, **facts: Any) -> dict[str, Any]:
+        # No answer is no refusal: a client that hears of one believes that it has
+        # asked for too much, where it could go on with another server.
+        self.report(question, **facts)
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        if self._forsaken or not poll.poll(self._patience_ms):
+            self._forsaken = True
+            raise ConnectionError("the supervisor does not answer")
         message, _ = self._receive()
-        return (message["left"], message["most"]) if message else (0, 0)
+        if message is None:
+            raise ConnectionError("the supervisor is gone")
+        return message
 
     def _receive(self) -> tuple[dict[str, Any] | None, list[int]]:
         """One message and its descriptors; None at the end."""

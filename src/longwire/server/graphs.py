@@ -10,8 +10,10 @@ import numpy.typing as npt
 
 from longwire.errors import BadRequest
 from longwire.native.abi import GGML_TENSOR
+from longwire.native.compute import NativeBuffer
 from longwire.native.graph import NativeGraph
-from longwire.server.buffers import BufferTable
+from longwire.server.buffers import BufferTable, SessionBuffer
+from longwire.server.overlays import TORN
 from longwire.server.verify import NO_INDICES, IndexPlan, verify_graph
 from longwire.wire.constants import GRAPH_CACHE_MAX, OP_COUNT, POINTER_OPS
 from longwire.wire.dialects import Dialect
@@ -23,6 +25,7 @@ __all__ = ["GraphStore", "StoredGraph", "build_graph"]
 
 _NAME = "GRAPH_COMPUTE"
 _SIZE_LIMIT = float(1 << 62)
+_I32 = 26
 _NO_MEMORY_OPS = [0, 36, 37, 38, 39]
 """NONE, RESHAPE, VIEW, PERMUTE, TRANSPOSE: no kernel touches their data."""
 
@@ -64,13 +67,13 @@ def build_graph(
     _check_memory(native, computing, sources)
     _check_overlap(native, computing, sizes)
     handles = frozenset(np.unique(records["buffer"]).tolist())
-    memory = {b.native.address: b.native for b in map(buffers.find, handles) if b}
     indices = NO_INDICES
     if verify:
+        memory = buffers.memory(handles)
         indices = verify_graph(native, sizes, sources, views, nodes, memory)
     counts = records["use_count"][nodes].astype(np.int32)
     graph = NativeGraph(native, sources, views, nodes, counts)
-    return StoredGraph(graph, handles, indices)
+    return StoredGraph(graph, handles, indices, buffers.layout)
 
 
 def _require(good: Columns, what: str, names: Columns) -> None:
@@ -136,6 +139,28 @@ def _place(
     _require(inside | ~owned | (sizes == 0), "tensor outside its buffer", name)
     native["buffer"] = address
     native["data"] = np.where(owned, real + np.where(inside, offset, 0), 0)
+    for buffer in buffers.overlaid(records["buffer"]):
+        rows = np.flatnonzero(inside & (records["buffer"] == buffer.handle))
+        _overlay(native, rows, offset[rows], sizes[rows], buffer, buffers)
+
+
+def _overlay(
+    native: Columns,
+    rows: Columns,
+    offset: Columns,
+    sizes: Columns,
+    buffer: SessionBuffer,
+    buffers: BufferTable,
+) -> None:
+    """Point those of a buffer's tensors that lie in overlays there."""
+    for torn in np.flatnonzero(buffer.overlays.locate(offset, sizes) == TORN).tolist():
+        buffers.place(buffer, int(offset[torn]), int(sizes[torn]))
+    around = buffer.overlays.locate(offset, sizes)
+    hits = around >= 0
+    around, offset, rows = around[hits], offset[hits], rows[hits]
+    start, _, address, real = (column[around] for column in buffer.overlays.columns())
+    native["buffer"][rows] = address
+    native["data"][rows] = real + (offset - start)
 
 
 def _check_memory(native: Columns, computing: Columns, sources: Columns) -> None:
@@ -195,6 +220,13 @@ class StoredGraph:
     handles: frozenset[int]
     indices: IndexPlan
     """What is left to check before each run."""
+    layout: int = 0
+    """That of the session's memory when its addresses were looked up."""
+
+    def holds(self, buffers: BufferTable) -> bool:
+        """Whether all its addresses still are what they were."""
+        alive = all(map(buffers.find, self.handles - {0}))
+        return alive and self.layout == buffers.layout
 
 
 class GraphStore:
@@ -229,6 +261,31 @@ class GraphStore:
         if graph is None:
             raise BadRequest("GRAPH_RECOMPUTE", f"no graph {uid} on device {device}")
         return graph
+
+    def uses(self, handle: int) -> bool:
+        """Whether a graph that may run again has tensors in that buffer."""
+        return any(
+            graph is not None and handle in graph.handles
+            for kept in self._kept.values()
+            for graph in kept.values()
+        )
+
+    def move(self, old: NativeBuffer, new: NativeBuffer, offset: int) -> None:
+        """What lies in `old` is at `offset` in `new` from now on."""
+        for kept in self._kept.values():
+            for uid, graph in kept.items():
+                if graph is None:
+                    continue
+                tensors = graph.native.tensors
+                rows = tensors["buffer"] == old.address
+                if len(graph.indices) and (tensors["type"][rows] == _I32).any():
+                    # Its plan might look at ids where they were. Nobody who
+                    # means well has ids among the weights.
+                    kept[uid] = None
+                # Wraps around, as addresses do, where the way is backwards.
+                way = (new.base + offset - old.base) % (1 << 64)
+                tensors["data"][rows] += np.uint64(way)
+                tensors["buffer"][rows] = new.address
 
     def drop(self, handle: int) -> None:
         """A buffer was freed: the graphs that use it must not run again.

@@ -16,6 +16,7 @@ from longwire.errors import BadRequest, RemoteFailure
 from longwire.native.abi import Status
 from longwire.native.compute import ComputeDevice
 from longwire.native.memory import address_of, copy, fill
+from longwire.server.digests import have, keep, set_digest, set_tensor_hash
 from longwire.server.graphs import StoredGraph, build_graph
 from longwire.server.lx import LX_HANDLERS
 from longwire.server.state import Handler, Pieces, SessionState
@@ -26,6 +27,7 @@ from longwire.wire.constants import LX_VERSION, Command
 from longwire.wire.graphs import Graph, GraphRecompute
 from longwire.wire.lx import TOP_MOST, Top
 from longwire.wire.patches import GraphPatch, applied
+from longwire.wire.spans import COMPUTING
 from longwire.wire.types import F32_TYPE
 
 __all__ = ["HANDLERS", "STREAMED"]
@@ -89,70 +91,41 @@ def _free_buffer(s: SessionState, body: memoryview, length: int) -> Pieces:
 def _buffer_clear(s: SessionState, body: memoryview, length: int) -> Pieces:
     request = m.BufferClear.decode(body)
     buffer = s.buffers.of(request.handle, "BUFFER_CLEAR")
+    for overlay in buffer.overlays.all():
+        s.buffers.fold(buffer, overlay, preserve=False)
     if buffer.size:
         buffer.device.clear(buffer.native, request.value)
     return None
 
 
-def _checked_range(
-    s: SessionState, record: bytes, offset: int, size: int, command: str
-) -> CheckedTensor:
-    tensor = s.tensors.check(record, command)
-    if offset > tensor.nbytes or size > tensor.nbytes - offset:
-        raise BadRequest(
-            command, f"{size} bytes at {offset} in a tensor of {tensor.nbytes}"
-        )
-    return tensor
-
-
 def _set_tensor(s: SessionState, body: memoryview, length: int) -> Pieces:
     request = m.SetTensor.decode(body)
     size = length - m.SET_TENSOR_HEAD
-    tensor = _checked_range(s, request.tensor, request.offset, size, "SET_TENSOR")
-    keep = s.cache if request.cache_flag else None
+    tensor = s.tensors.check_range(request.tensor, request.offset, size, "SET_TENSOR")
+    kept = bool(request.cache_flag) and s.cache is not None
     target = tensor.bytes(request.offset, size)
     if target is not None:
         s.stream.take_into(target)
-        if keep is not None:
-            keep.store(target)
+        if kept:
+            keep(s, target)
         return None
     # The cache wants the data in one piece; nobody else does.
-    chunk = memoryview(bytearray(size if keep else min(size, _CHUNK)))
+    chunk = memoryview(bytearray(size if kept else min(size, _CHUNK)))
     for at in range(0, size, len(chunk) or 1):
         part = chunk[: min(len(chunk), size - at)]
         s.stream.take_into(part)
         tensor.buffer.device.set_tensor(
             tensor.native, address_of(part), request.offset + at, len(part)
         )
-    if keep is not None:
-        keep.store(chunk)
+    if kept:
+        keep(s, chunk)
     return None
-
-
-def _set_tensor_hash(s: SessionState, body: memoryview, length: int) -> Pieces:
-    request = m.SetTensorHash.decode(body)
-    if s.cache is None:
-        return [m.U8.pack(0)]
-    tensor = _checked_range(s, request.tensor, request.offset, 0, "SET_TENSOR_HASH")
-    data = s.cache.fetch(request.hash, tensor.nbytes - request.offset)
-    if data is None:
-        s.served.cache_misses += 1
-        return [m.U8.pack(0)]
-    s.served.cache_hits += 1
-    target = tensor.bytes(request.offset, len(data))
-    if target is not None:
-        target[:] = data
-    else:
-        tensor.buffer.device.set_tensor(
-            tensor.native, address_of(data), request.offset, len(data)
-        )
-    return [m.U8.pack(1)]
 
 
 def _get_tensor(s: SessionState, body: memoryview, length: int) -> Pieces:
     request = m.GetTensor.decode(body)
-    tensor = _checked_range(
-        s, request.tensor, request.offset, request.size, "GET_TENSOR"
+    tensor = s.tensors.check_range(
+        request.tensor, request.offset, request.size, "GET_TENSOR"
     )
     return [_read(tensor, request.offset, request.size)]
 
@@ -173,7 +146,7 @@ def _lx_top(s: SessionState, body: memoryview, length: int) -> Pieces:
     if not 0 < request.k <= TOP_MOST:
         raise BadRequest("LX_TOP", f"{request.k} entries, not 1 to {TOP_MOST}")
     record, offset, size, k = request
-    tensor = _checked_range(s, record, offset, size, "LX_TOP")
+    tensor = s.tensors.check_range(record, offset, size, "LX_TOP")
     if tensor.tensor.type != F32_TYPE or offset % 4 or size % 4 or not size:
         raise BadRequest("LX_TOP", "no whole f32 numbers")
     values = np.frombuffer(_read(tensor, offset, size), "<f4")
@@ -182,8 +155,8 @@ def _lx_top(s: SessionState, body: memoryview, length: int) -> Pieces:
 
 def _memset_tensor(s: SessionState, body: memoryview, length: int) -> Pieces:
     request = m.MemsetTensor.decode(body)
-    tensor = _checked_range(
-        s, request.tensor, request.offset, request.size, "MEMSET_TENSOR"
+    tensor = s.tensors.check_range(
+        request.tensor, request.offset, request.size, "MEMSET_TENSOR"
     )
     target = tensor.bytes(request.offset, request.size)
     if target is None:
@@ -214,7 +187,7 @@ def _copy_tensor(s: SessionState, body: memoryview, length: int) -> Pieces:
 def _init_tensor(s: SessionState, body: memoryview, length: int) -> Pieces:
     tensor = s.tensors.check(bytes(body), "INIT_TENSOR")
     record = tensor.native
-    tensor.buffer.device.init_tensor(tensor.buffer.native, record)
+    tensor.buffer.device.init_tensor(tensor.memory, record)
     if record["extra"][0]:
         raise BadRequest("INIT_TENSOR", "the device wants per-tensor state")
     return None
@@ -280,7 +253,7 @@ def _checked_rows(
     if request.size == 0 or request.n_copies == 0:
         raise BadRequest(command, "no rows, or rows without bytes")
     span = (request.n_copies - 1) * request.stride + request.size
-    return _checked_range(s, request.tensor, request.offset, span, command)
+    return s.tensors.check_range(request.tensor, request.offset, span, command)
 
 
 def _graph_compute(s: SessionState, body: memoryview, length: int) -> Pieces:
@@ -296,7 +269,7 @@ def _lx_graph_patch(s: SessionState, body: memoryview, length: int) -> Pieces:
     patch = GraphPatch.decode(body)
     base, graph = s.bases.find(patch.device, patch.base)
     words = applied(base, patch)
-    if len(patch.positions) or not all(map(s.buffers.find, graph.handles)):
+    if len(patch.positions) or not graph.holds(s.buffers):
         message = Graph.of_words(s.dialect, patch.device, patch.uid, words)
         graph = build_graph(message, s.buffers, s.verify)
     s.bases.add(patch.device, words, graph)
@@ -328,11 +301,13 @@ def _run(
 ) -> None:
     device.open(s.n_threads)
     graph.indices.check(command)
-    started = time.perf_counter()
+    started_ns = time.monotonic_ns()
     status = device.compute(graph.native.address)
     s.running = True
     s.served.graphs += 1
-    s.served.graph_time_s += time.perf_counter() - started
+    s.served.graph_time_s += (time.monotonic_ns() - started_ns) / 1e9
+    if s.spans is not None:
+        s.spans.add(COMPUTING, started_ns)
     if status != Status.SUCCESS:
         raise RemoteFailure(device.name, command, f"the device says {status.name}")
 
@@ -361,7 +336,7 @@ HANDLERS: Mapping[int, Handler] = {
     Command.FREE_BUFFER: _free_buffer,
     Command.BUFFER_CLEAR: _buffer_clear,
     Command.SET_TENSOR: _set_tensor,
-    Command.SET_TENSOR_HASH: _set_tensor_hash,
+    Command.SET_TENSOR_HASH: set_tensor_hash,
     Command.GET_TENSOR: _get_tensor,
     Command.COPY_TENSOR: _copy_tensor,
     Command.GRAPH_COMPUTE: _graph_compute,
@@ -378,6 +353,8 @@ HANDLERS: Mapping[int, Handler] = {
     Command.COMM_ALLREDUCE: _comm_allreduce,
     Command.COMM_FREE: _comm_free,
     Command.LX_TOP: _lx_top,
+    Command.LX_HAVE: have,
+    Command.LX_SET_DIGEST: set_digest,
     Command.LX_GRAPH_PATCH: _lx_graph_patch,
     **LX_HANDLERS,
 }

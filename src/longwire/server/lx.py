@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Mapping
 
-from longwire.errors import WIRE_CODES, LongwireError, Unauthenticated
+from longwire.errors import WIRE_CODES, BadRequest, LongwireError, Unauthenticated
 from longwire.native.compute import op_names
+from longwire.server.spans import SpanRing
 from longwire.server.state import Handler, Pieces, SessionState
 from longwire.server.tensors import LinkedTensor
+from longwire.server.verify.rules import RULES
 from longwire.wire import messages as m
 from longwire.wire.constants import LX_VERSION, Command
 from longwire.wire.lx import (
+    KEEPS_DATA,
     ErrorAnswer,
     LxDevice,
     LxStart,
@@ -19,6 +23,7 @@ from longwire.wire.lx import (
     SupportsOps,
 )
 from longwire.wire.proof import NONCE_SIZE, matching, server_proof
+from longwire.wire.spans import MAX_SPANS, TraceAnswer, TraceRequest
 from longwire.wire.tensors import TENSOR_SIZE
 
 __all__ = ["LX_HANDLERS", "error_answer"]
@@ -56,7 +61,8 @@ def _start(s: SessionState, body: memoryview, length: int) -> Pieces:
     engine = s.devices[0].engine
     s.dialect = s.dialect.with_lx()
     s.tensors.widen()
-    answer = LxStartAnswer(version, engine.profile.label, op_names(engine))
+    flags = KEEPS_DATA if s.store.keeps else 0
+    answer = LxStartAnswer(version, engine.profile.label, op_names(engine), flags)
     return [answer.encode()]
 
 
@@ -75,12 +81,28 @@ def _supports_ops(s: SessionState, body: memoryview, length: int) -> Pieces:
     for query in request.queries:
         record, srcs = query[:TENSOR_SIZE], query[TENSOR_SIZE:]
         op = LinkedTensor(record, srcs, "LX_SUPPORTS_OPS", wide=True)
-        answers.append(device.supports_op(op.native))
+        answers.append(_complete(op) and device.supports_op(op.native))
     return [answers]
+
+
+def _complete(op: LinkedTensor) -> bool:
+    """Whether an op has the sources that devices look at without a check."""
+    rule = RULES.get(op.tensor.op)
+    return rule is None or bool(op.native["src"][0, : rule.sources].all())
 
 
 def _ping(s: SessionState, body: memoryview, length: int) -> Pieces:
     return [b""]
+
+
+def _trace(s: SessionState, body: memoryview, length: int) -> Pieces:
+    (on,) = TraceRequest.decode(body)
+    if on not in (0, 1):
+        raise BadRequest("LX_TRACE", f"{on} is neither on (1) nor off (0)")
+    ring = s.spans or SpanRing()
+    s.spans = ring if on else None
+    answer = TraceAnswer(time.monotonic_ns(), ring.lost, ring.take(MAX_SPANS))
+    return [answer.encode()]
 
 
 LX_HANDLERS: Mapping[int, Handler] = {
@@ -90,4 +112,5 @@ LX_HANDLERS: Mapping[int, Handler] = {
     Command.LX_PING: _ping,
     Command.LX_AUTH: _auth,
     Command.LX_PROVE: _prove,
+    Command.LX_TRACE: _trace,
 }

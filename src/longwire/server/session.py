@@ -28,6 +28,7 @@ from longwire.server.cache import WeightCache
 from longwire.server.config import SessionConfig
 from longwire.server.control import Control
 from longwire.server.handlers import HANDLERS, STREAMED
+from longwire.server.keeper import LOADING
 from longwire.server.logs import context, log_to_stderr
 from longwire.server.lx import error_answer
 from longwire.server.state import Pieces, Served, SessionState
@@ -53,11 +54,14 @@ def serve_client(state: SessionState) -> str:
     stream, served = state.stream, state.served
     order = ServerOrder(state.dialect.offering_lx(), locked=state.locked)
     trace = _log.isEnabledFor(logging.DEBUG)
+    keeper = state.keeper
     try:
         while True:
             state.command = -1
             number, length = REQUEST_HEADER.unpack(stream.take(REQUEST_HEADER.size))
             state.command = number
+            spans = state.spans
+            started_ns = time.monotonic_ns() if spans is not None else 0
             shape = order.admit(number, length)
             if trace:
                 _log.debug("%s, %d bytes", command_name(number), length)
@@ -65,6 +69,8 @@ def serve_client(state: SessionState) -> str:
             body = stream.take(STREAMED.get(number, length))
             if shape.drains and state.running:
                 state.drain()
+            if keeper is not None and keeper.pending and number not in LOADING:
+                keeper.settle()
             flag, refusal = 0, None
             try:
                 if state.latched is not None:
@@ -79,10 +85,13 @@ def serve_client(state: SessionState) -> str:
                 refusal = error
             served.commands += 1
             served.bytes_in += REQUEST_HEADER.size + length
+            size = 0
             if answer is not None:
                 size = sum(map(len, answer))
                 stream.send([ANSWER_HEADER.pack(flag | size), *answer])
                 served.bytes_out += ANSWER_HEADER.size + size
+            if spans is not None:
+                spans.add(number, started_ns, length + size)
             if number in LX_OFFER:
                 if isinstance(refusal, Unauthenticated):
                     raise refusal
@@ -209,10 +218,13 @@ def _serve(
         stream=stream,
         tokens=access.tokens,
         verify=config.verify,
+        models=config.models,
         buffers=BufferTable(control),
     )
     with Watch(state, control, config, hello_s) as watch:
         reason = serve_client(state)
+        # Under watch: a disk that hangs must not keep the session.
+        state.finish()
     refused = state.refused
     if watch.verdict is not None:
         refused, reason = watch.verdict

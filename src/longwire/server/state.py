@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -12,12 +13,14 @@ from longwire.server.cache import WeightCache
 from longwire.server.graphs import GraphStore, StoredGraph
 from longwire.server.keeper import Keeper
 from longwire.server.overlays import Overlay
+from longwire.server.spans import SpanRing
 from longwire.server.store import DataStore
 from longwire.server.tensors import TensorChecker
 from longwire.transport.stream import Stream
 from longwire.wire.dialects import Dialect
 from longwire.wire.messages import Bytes
 from longwire.wire.patches import Bases
+from longwire.wire.spans import WAITING
 
 __all__ = ["Handler", "Pieces", "Served", "SessionState"]
 
@@ -85,6 +88,8 @@ class SessionState:
     """Who fills the cache, where there is one."""
     bases: Bases[StoredGraph] = field(default_factory=Bases)
     """LX: graphs that a patch may start from."""
+    spans: SpanRing | None = None
+    """LX: what is done is recorded here, if the client wants that."""
 
     def __post_init__(self) -> None:
         self.tensors = TensorChecker(self.buffers)
@@ -127,9 +132,13 @@ class SessionState:
     def drain(self) -> None:
         """Wait until no device computes."""
         if self.running:
+            spans = self.spans
+            started_ns = time.monotonic_ns() if spans is not None else 0
             for device in self.devices:
                 device.synchronize()
             self.running = False
+            if spans is not None:
+                spans.add(WAITING, started_ns)
 
     def _folding(self, buffer: SessionBuffer, overlay: Overlay) -> None:
         """Have nothing point into an overlay that is about to go."""

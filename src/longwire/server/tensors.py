@@ -2,7 +2,7 @@
 
 The checks and their order are PROTOCOL.md's ("Tensor validation"). A client
 sends the same record step after step, so what passed is remembered by its
-bytes until a buffer is freed.
+bytes until a buffer is freed, or its memory moves.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy.typing as npt
 
 from longwire.errors import BadRequest
-from longwire.native.compute import tensor_record
+from longwire.native.compute import NativeBuffer, tensor_record
 from longwire.server.buffers import BufferTable, SessionBuffer
 from longwire.wire.constants import OP_COUNT, U32_MAX, U64_MAX
 from longwire.wire.tensors import STRIDE_LIMIT, TENSOR_SIZE, Tensor
@@ -30,15 +30,17 @@ class CheckedTensor:
     """A tensor whose bytes lie wholly inside one live buffer."""
 
     buffer: SessionBuffer
+    memory: NativeBuffer
+    """The buffer's own, or that of an overlay."""
     start: int
-    """Offset of the first byte in the buffer."""
+    """Offset of the first byte in `memory`."""
     nbytes: int
     tensor: Tensor
     _native: npt.NDArray[Any] | None = field(default=None, repr=False)
 
     def bytes(self, offset: int, size: int) -> memoryview | None:
         """The memory of a checked range, where the host can reach it."""
-        memory = self.buffer.native.bytes
+        memory = self.memory.bytes
         if memory is None:
             return None
         begin = self.start + offset
@@ -50,8 +52,8 @@ class CheckedTensor:
         if self._native is None:
             self._native = tensor_record()
             fill_record(self._native, self.tensor)
-            self._native["buffer"] = self.buffer.native.address
-            self._native["data"] = self.buffer.native.base + self.start
+            self._native["buffer"] = self.memory.address
+            self._native["data"] = self.memory.base + self.start
         return self._native
 
 
@@ -100,7 +102,7 @@ class TensorChecker:
         self.forget()
 
     def forget(self) -> None:
-        """Check everything anew: a buffer is gone."""
+        """Check everything anew: memory is gone, or is another."""
         self._passed.clear()
 
     def check(self, record: bytes, command: str) -> CheckedTensor:
@@ -118,6 +120,21 @@ class TensorChecker:
             self._passed[record] = passed
         return passed
 
+    def check_range(
+        self, record: bytes, offset: int, size: int, command: str
+    ) -> CheckedTensor:
+        """The memory that a record names, with `size` bytes at `offset` in it.
+
+        Raises:
+            BadRequest: as `check`, and for a range outside of the tensor.
+        """
+        tensor = self.check(record, command)
+        if offset > tensor.nbytes or size > tensor.nbytes - offset:
+            raise BadRequest(
+                command, f"{size} bytes at {offset} in a tensor of {tensor.nbytes}"
+            )
+        return tensor
+
     def _check(self, tensor: Tensor, command: str) -> CheckedTensor:
         check_shape(tensor, command)
         buffer = self._buffers.of(tensor.buffer, command)
@@ -129,7 +146,9 @@ class TensorChecker:
                 f"tensor of {size} bytes at offset {start} "
                 f"is outside its buffer of {buffer.size}",
             )
-        return CheckedTensor(buffer, start, size, tensor)
+        return CheckedTensor(
+            buffer, *self._buffers.place(buffer, start, size), size, tensor
+        )
 
 
 def check_shape(tensor: Tensor, command: str) -> None:

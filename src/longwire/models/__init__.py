@@ -1,0 +1,1 @@
+"""Model files: which tensors they hold, where, and under which digests."""
