@@ -86,3 +86,11 @@ def test_it_is_for_this_thread_and_this_body() -> None:
         seen.append(current())
     assert seen == [None, None, mine]
     assert current() is None
+
+
+def test_an_index_that_is_no_token_brings_the_row() -> None:
+    fetched: list[str] = []
+    reduction = answered(1, [3, 2], fetched)
+    reduction._row = 4 * 51
+    assert reduction.top(distinct=False) is None
+    assert fetched == ["row"]

@@ -292,7 +292,8 @@ class TestTry:
         assert self.attempt(listener(lx_server(), dialect)) == "8.0.0"
         port = listener(lx_server(None, dialect), dialect)
         assert self.attempt(port) == dialect.version
-        assert port.servers[0].stop() == [(Command.HELLO, bytes(24))]
+        asked = [(Command.HELLO, bytes(24)), (Command.DEVICE_COUNT, b"")]
+        assert port.servers[0].stop() == asked
 
     def test_what_is_wrong(self, keys: Keys, listener: Listen) -> None:
         port = listener(lx_server(keys.ours.token))

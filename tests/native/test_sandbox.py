@@ -113,6 +113,12 @@ class TestConfined:
         if change != "link":
             assert report[f"inside: {change}"] == DONE
 
+    @pytest.mark.skipif(landlock_abi() < 4, reason="needs ABI 4")
+    @pytest.mark.parametrize("attempt", ["listen", "call out"])
+    def test_the_network(self, report: Any, attempt: str) -> None:
+        """What a session is handed is all it talks to."""
+        assert report[attempt] == "EACCES"
+
     def test_reading(self, report: Any) -> None:
         assert report["inside: read"] == report["outside: read"] == DONE
 
@@ -134,7 +140,6 @@ class TestConfined:
             "compute",
             "signal itself",
             "limit itself",
-            "connect",
             "read its maps",
             "list its files",
             "write /dev/null",
@@ -189,7 +194,7 @@ class Kernel:
 
     def __init__(self, abi: int) -> None:
         self.abi = abi
-        self.handled = self.scopes = self.flags = 0
+        self.handled = self.ports = self.scopes = self.flags = 0
         self.rules: list[int] = []
 
     def __call__(self, number: int, *arguments: int | bytes) -> int:
@@ -197,7 +202,9 @@ class Kernel:
             case 444, (0, 0, 1):
                 return self.abi
             case 444, (bytes(attributes), 24, 0):
-                self.handled, _, self.scopes = struct.unpack("=QQQ", attributes)
+                self.handled, self.ports, self.scopes = struct.unpack(
+                    "=QQQ", attributes
+                )
                 return os.open("/dev/null", os.O_RDONLY)
             case 445, (int(), 1, bytes(rule), 0):
                 rights, _ = struct.unpack("=Qi", rule)
@@ -222,13 +229,14 @@ class TestLandlock:
         gaps = landlock.restrict([tmp_path], [Path("/dev/null")], kernel)
         reading = 0b1100
         assert kernel.handled == (1 << bits) - 1 - reading
+        assert kernel.ports == (0b11 if abi >= 4 else 0)
         assert kernel.scopes == scopes
         assert kernel.flags == 0
         assert len(kernel.rules) == 2
         # Writing, truncation, control.
         assert kernel.rules[1] == kernel.handled & 0xC002
         unknown = sum(f"has ABI {abi}" in gap and "threads" not in gap for gap in gaps)
-        assert unknown == (abi < 3) + (abi < 5) + (abi < 6)
+        assert unknown == (abi < 3) + (abi < 4) + (abi < 5) + (abi < 6)
 
     def test_all_threads_at_once(self, tmp_path: Path) -> None:
         kernel = Kernel(8)

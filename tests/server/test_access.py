@@ -247,11 +247,13 @@ class TestProof:
         assert second.client.ask(Command.LX_AUTH, ours) != theirs
         self.refused(second, proof, "not the token")
 
-    def test_of_nonces_that_were_replaced(self, serve: Serve) -> None:
+    def test_a_second_challenge_before_the_proof(self, serve: Serve) -> None:
+        """Else a client could keep its place for ever, and never come in."""
         served = serve(TOKEN)
-        proof = client_proof(TOKEN, *served.client.auth())
         served.client.auth()
-        self.refused(served, proof, "not the token")
+        served.client.post(Command.LX_AUTH, bytes(32))
+        assert "a second one before LX_PROVE" in served.client.refusal().sentence
+        assert "a second one before LX_PROVE" in served.reason()
 
     def test_twice(self, serve: Serve) -> None:
         served = serve(TOKEN)
@@ -287,7 +289,11 @@ class TestProof:
 
     def test_nonces_do_not_repeat(self, serve: Serve) -> None:
         served = serve(TOKEN)
-        nonces = [served.client.auth()[1] for _ in range(50)]
+        nonces = []
+        for _ in range(50):
+            ours, theirs = served.client.auth()
+            served.client.ask(Command.LX_PROVE, client_proof(TOKEN, ours, theirs))
+            nonces.append(theirs)
         assert len(set(nonces)) == 50
         assert {len(nonce) for nonce in nonces} == {32}
 

@@ -388,7 +388,8 @@ class TestInside:
         script = f"""
 import os, socket, sys, time
 control = socket.socket(fileno=int(sys.argv[1]))
-ready = b'{{"event": "ready", "devices": [], "gaps": [], "engine": "", "protocol": ""}}\\n'
+ready = b'{{"event": "ready", "devices": [], "gaps": [], '
+ready += b'"engine": "", "protocol": ""}}\\n'
 control.sendall(ready)
 _, (client,), _, _ = socket.recv_fds(control, 1, 1)
 {script}"""

@@ -43,3 +43,9 @@ def test_a_nan_comes_first(k: int) -> None:
     values = np.arange(20_000, dtype=np.float32)
     values[77] = np.nan
     assert largest(values, k)["index"].tolist() == [77, 19_999, 19_998][:k]
+
+
+def test_a_nan_comes_before_infinity() -> None:
+    values = np.zeros(20_000, dtype=np.float32)
+    values[3], values[77] = np.inf, np.nan
+    assert largest(values, 3)["index"].tolist() == [77, 3, 0]

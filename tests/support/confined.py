@@ -80,6 +80,7 @@ def attempt_all(inside: str, outside: str, library: str) -> dict[str, Any]:
         **{f"outside: {name}": f for name, f in _changes(Path(outside)).items()},
         **_programs(),
         **_others(),
+        **_network(),
         **_needs(library),
     }
     outcomes = {name: _outcome(attempt) for name, attempt in attempts.items()}
@@ -189,6 +190,14 @@ def _others() -> Attempts:
     }
 
 
+def _network() -> Attempts:
+    return {
+        "listen": lambda: socket.create_server(("127.0.0.1", 0)).close(),
+        # Nobody listens there, but that is not what comes first.
+        "call out": lambda: socket.create_connection(("127.0.0.1", 9), 10).close(),
+    }
+
+
 def _needs(library: str) -> Attempts:
     return {
         "load a library": lambda: C.CDLL(library),
@@ -196,7 +205,6 @@ def _needs(library: str) -> Attempts:
         "compute": _compute,
         "signal itself": _signal_itself,
         "limit itself": lambda: resource.prlimit(0, resource.RLIMIT_CPU),
-        "connect": _connect,
         "read its maps": Path("/proc/self/maps").read_text,
         "list its files": lambda: os.listdir("/proc/self/fd"),
         "write /dev/null": lambda: Path("/dev/null").write_text("x"),
@@ -237,14 +245,6 @@ def _signal_itself() -> None:
     os.kill(os.getpid(), signal.SIGUSR1)
     signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
     assert len(got) == 2
-
-
-def _connect() -> None:
-    """TCP, in both directions: sessions may have to talk to each other."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(10)
-        with socket.create_connection(server.getsockname(), 10):
-            server.accept()[0].close()
 
 
 def _scratch(folder: Path) -> None:

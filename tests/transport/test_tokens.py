@@ -85,7 +85,7 @@ def test_others_that_may_read_it(
     caplog.set_level(logging.WARNING, "longwire.tokens")
     file.write_bytes(GOOD)
     file.chmod(mode)
-    warn_if_exposed(str(file))
+    warn_if_exposed("token file", str(file))
     assert [record.getMessage() for record in caplog.records] == (
         [f"token file {file}: others may read it (chmod 600)"] if warned else []
     )

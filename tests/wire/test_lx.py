@@ -8,17 +8,29 @@ from typing import Any
 import pytest
 
 from longwire.errors import BadFrame, LimitExceeded, ProtocolError
-from longwire.wire.dialects import V7, V8
+from longwire.wire.constants import Command
+from longwire.wire.dialects import (
+    LX_OFFER,
+    LX_SHAPES,
+    MAX_SUPPORT_QUERIES,
+    V7,
+    V8,
+)
 from longwire.wire.frames import ServerOrder
 from longwire.wire.lx import (
     MAX_ANSWER,
     QUERY_SIZE,
     ErrorAnswer,
+    Have,
     LxDevice,
     LxStart,
     LxStartAnswer,
+    SetDigest,
     SupportsOps,
+    Top,
 )
+from longwire.wire.patches import PATCH_HEAD
+from longwire.wire.tensors import TENSOR_SIZE
 
 MESSAGES = [
     (LxStart(1), "01000000"),
@@ -80,3 +92,19 @@ def test_lx_is_known_from_start_on(dialect: Any) -> None:
     for number, size in [(0x80, 4), (0x84, 0), (0xFF, 0), (0x82, 7)]:
         with pytest.raises(ProtocolError):
             order.admit(number, size)
+
+
+def test_sizes_are_typed_once() -> None:
+    """`dialects` cannot import the layouts that its sizes follow from."""
+    record = bytes(TENSOR_SIZE)
+    sizes = {
+        Command.LX_START: len(LxStart(1).encode()),
+        Command.LX_SUPPORTS_OPS: len(SupportsOps(0, ()).encode()),
+        Command.LX_TOP: len(Top(record, 0, 0, 1).encode()),
+        Command.LX_HAVE: len(Have(()).encode()),
+        Command.LX_SET_DIGEST: len(SetDigest(record, 0, 0, bytes(32)).encode()),
+        Command.LX_GRAPH_PATCH: PATCH_HEAD,
+    }
+    shapes = {**LX_OFFER, **LX_SHAPES}
+    assert {c: shapes[c].least for c in sizes} == sizes
+    assert shapes[Command.LX_SUPPORTS_OPS].most == 8 + QUERY_SIZE * MAX_SUPPORT_QUERIES

@@ -61,13 +61,17 @@ class Session:
         self.order = threading.RLock()
         """Held while `reuse` changes and the command that changes it is queued."""
 
+    def heed_refusals(self) -> None:
+        """Forget what graphs the server has, if it has refused something since."""
+        if self._refusals != self.connection.refusals:
+            self._refusals = self.connection.refusals
+            self._bases.clear()
+            self.reuse.clear()
+
     def compute(self, message: Graph) -> tuple[Command, list[m.Bytes]]:
         """How a graph is best sent: whole, or as a patch of one before."""
         dialect, traffic = self.connection.dialect, self.connection.traffic
         if dialect.lx:
-            if self._refusals != self.connection.refusals:
-                self._refusals = self.connection.refusals
-                self._bases.clear()
             words = message.words()
             uid = message.uid if dialect.graph_uid else 0
             patch = self._bases.patch(message.device, uid, words)

@@ -20,8 +20,9 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from longwire.client.traffic import Traffic
 from longwire.errors import (
@@ -29,6 +30,7 @@ from longwire.errors import (
     AuthenticationFailed,
     ConnectionLost,
     LongwireError,
+    ProtocolError,
     RemoteFailure,
 )
 from longwire.transport.endpoint import Endpoint
@@ -46,7 +48,7 @@ from longwire.wire.lx import (
     LxStartAnswer,
 )
 
-__all__ = ["Connection", "Deadlines", "Health", "reason_of"]
+__all__ = ["Connection", "Deadlines", "Health", "Recorder", "reason_of"]
 
 _log = logging.getLogger("longwire.client")
 
@@ -104,6 +106,12 @@ class _Read:
     """Such an answer."""
 
 
+Recorder = Callable[[str, float, float, int], None]
+"""Called with what was done, from when to when, and with how many bytes; by the
+thread that did it, so it must not take long."""
+
+T = TypeVar("T")
+
 _open: weakref.WeakSet[Connection] = weakref.WeakSet()
 _open_lock = threading.Lock()
 
@@ -129,6 +137,10 @@ class Connection:
         self.server: LxStartAnswer | None = None
         """What an LX server says of itself; None for any other."""
         self.traffic = Traffic()
+        self.recorder: Recorder | None = None
+        """Told of every send, wait and receive, if anybody wants to know."""
+        self.credentials: object = None
+        """What it was made with; `remote` gives it to nobody who comes with others."""
         self.users = 0
         """Who counts on this connection; `remote` closes it after the last."""
         self._deadlines = deadlines or Deadlines()
@@ -194,6 +206,21 @@ class Connection:
         self._queue(read, body)
         self.synchronize()
         return read.answer
+
+    def ask_message(
+        self, command: Command, body: m.Bytes, decode: Callable[[bytes], T]
+    ) -> T:
+        """Send a command of LX and decode its answer.
+
+        Raises:
+            LongwireError: the latched failure, or a new one.
+        """
+        answer = self.ask_sized(command, body, MAX_ANSWER)
+        try:
+            return decode(answer)
+        except ProtocolError as error:
+            wrong = RemoteFailure(str(self.endpoint), command.name, str(error))
+            raise self.fail(wrong, command.name) from error
 
     def ask_into(self, command: Command, body: m.Bytes, target: memoryview) -> None:
         """Send a command and receive its answer in place.
@@ -368,8 +395,12 @@ class Connection:
         except BaseException as error:
             self.fail(error, self._last.name)
         self._raise_failure()
-        self.traffic.send_s += time.perf_counter() - started
-        self.traffic.bytes_sent += len(corked) + sum(map(len, pieces))
+        ended = time.perf_counter()
+        size = len(corked) + sum(map(len, pieces))
+        self.traffic.send_s += ended - started
+        self.traffic.bytes_sent += size
+        if self.recorder is not None:
+            self.recorder("send", started, ended, size)
         for read in self._reads:
             read.sent = True
 
@@ -419,14 +450,21 @@ class Connection:
         else:
             due = f"up to {read.limit}" if read.limit else f"{len(read.target)}"
             raise self._wrong_answer(read, f"{size} bytes where {due} were due")
-        self.traffic.receive_s += time.perf_counter() - arrived
+        ended = time.perf_counter()
+        self.traffic.receive_s += ended - arrived
         self.traffic.bytes_received += ANSWER_HEADER.size + size
+        if self.recorder is not None:
+            self.recorder(f"wait for {read.command.name}", started, arrived, 0)
+            self.recorder(f"receive {read.command.name}", arrived, ended, size)
         return refused
 
     def _take_error(self, read: _Read, size: int) -> RemoteFailure:
         if size > MAX_ANSWER:
             raise self._wrong_answer(read, f"an error of {size} bytes")
-        error = ErrorAnswer.decode(self._stream.take(size))
+        try:
+            error = ErrorAnswer.decode(self._stream.take(size))
+        except ProtocolError as wrong:
+            raise self._wrong_answer(read, str(wrong)) from wrong
         read.target[:] = bytes(len(read.target))
         kind = RemoteFailure
         if error.code == WIRE_CODES["Unauthenticated"]:

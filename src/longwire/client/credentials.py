@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from longwire.transport.endpoint import Endpoint
 from longwire.transport.stream import Stream
@@ -20,8 +20,10 @@ class Credentials:
 
     token: bytes | None = None
     """Server and client prove to each other that they know it."""
-    tls: ssl.SSLContext | None = None
+    tls: ssl.SSLContext | None = field(default=None, compare=False)
     """Connect with TLS, and check servers' certificates and names."""
+    files: TlsFiles | None = None
+    """What `tls` was made of; tells two apart."""
 
     @classmethod
     def load(
@@ -43,10 +45,12 @@ class Credentials:
         token = None
         if token_file is not None:
             token = read_tokens(token_file)[0]
-            warn_if_exposed(token_file)
+            warn_if_exposed("token file", token_file)
+        if tls_key is not None:
+            warn_if_exposed("key file", tls_key)
         files = TlsFiles(tls_cert, tls_key, tls_ca)
         wanted = tls or files != TlsFiles()
-        return cls(token, client_context(files) if wanted else None)
+        return cls(token, client_context(files), files) if wanted else cls(token)
 
     def stream(self, sock: socket.socket, endpoint: Endpoint) -> Stream:
         """A stream over a connected socket; with TLS, after its handshake.

@@ -33,6 +33,10 @@ _SIZE_QUERY_OPS = frozenset({16, 29, 30, 69, 70, 74})
 more than the tensor's bytes for these (`ggml_op_alloc_size_may_expand`)."""
 
 
+_NO_ROOM = "ALLOC_BUFFER: no room"
+"""In the cause of a refusal that is about an allocation."""
+
+
 class RemoteDevice:
     """One device of a remote server, under the name that ggml knows it by."""
 
@@ -149,7 +153,8 @@ class RemoteDevice:
         try:
             answer = self.connection.ask(Command.ALLOC_BUFFER, body)
         except RemoteFailure as error:
-            if not self.connection.healthy:
+            if self.connection.refusal is not error or _NO_ROOM not in error.cause:
+                # Of another command, whose error came with this answer.
                 raise
             # llama.cpp has its own ways when memory is short.
             self.connection.refusal = None
@@ -213,6 +218,7 @@ class RemoteDevice:
             self._settle(graph)
         uid = graph_uid(graph)
         with session.order:
+            session.heed_refusals()
             if session.reuse.may_recompute(self.index, uid):
                 body = GraphRecompute(self.index, uid).encode(connection.dialect)
                 connection.post(Command.GRAPH_RECOMPUTE, body)

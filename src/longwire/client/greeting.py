@@ -15,7 +15,7 @@ from longwire.transport.tls import refuses_certificate
 from longwire.wire import messages as m
 from longwire.wire.constants import LX_OFFERS, LX_VERSION, Command
 from longwire.wire.dialects import DIALECTS, V8, Dialect
-from longwire.wire.lx import MAX_ANSWER, LxStart, LxStartAnswer
+from longwire.wire.lx import LxStart, LxStartAnswer
 from longwire.wire.proof import NONCE_SIZE, client_proof, server_proof
 
 __all__ = ["greet", "open_connection"]
@@ -34,13 +34,15 @@ def open_connection(
         VersionMismatch: the server speaks another protocol.
     """
     deadlines = deadlines or Deadlines()
-    connection, hello = greet(endpoint, deadlines, credentials or Credentials())
+    credentials = credentials or Credentials()
+    connection, hello = greet(endpoint, deadlines, credentials)
     try:
         if hello.padding in LX_OFFERS:
             _start_lx(connection)
     except BaseException:
         connection.close()
         raise
+    connection.credentials = credentials
     lives = connection.dialect.lx
     connection.set_patience(deadlines.silence_s if lives else deadlines.answer_s)
     return connection
@@ -129,6 +131,6 @@ def _start_lx(connection: Connection) -> None:
     dialect = connection.dialect
     connection.dialect = dialect.offering_lx()
     body = LxStart(LX_VERSION).encode()
-    answer = connection.ask_sized(Command.LX_START, body, MAX_ANSWER)
-    connection.server = LxStartAnswer.decode(answer)
+    decode = LxStartAnswer.decode
+    connection.server = connection.ask_message(Command.LX_START, body, decode)
     connection.dialect = dialect.with_lx()

@@ -54,13 +54,15 @@ class Reduction:
         """The largest entries in order; None if llama.cpp has the whole row.
 
         Equal ones come in the row's order. Where they have to be `distinct` and
-        are not, the row is fetched, for llama.cpp to choose in its own way.
+        are not, the row is fetched, for llama.cpp to choose in its own way. So it is
+        if an index is no token's: llama.cpp would abort on that.
         """
         entries = self._entries
         if entries is None:
             return None
-        values = entries["value"]
-        if distinct and not (values[1:] < values[:-1]).all():
+        values, n_vocab = entries["value"], self._row // 4
+        unordered = distinct and not (values[1:] < values[:-1]).all()
+        if unordered or (entries["index"] >= n_vocab).any():
             self.whole()
             return None
         return entries[:-1]

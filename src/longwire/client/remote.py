@@ -13,7 +13,7 @@ from longwire.client.connection import Connection, Deadlines
 from longwire.client.credentials import Credentials
 from longwire.client.device import RemoteDevice
 from longwire.client.greeting import open_connection
-from longwire.errors import LongwireError, RemoteFailure
+from longwire.errors import LongwireError, RemoteFailure, UsageError
 from longwire.native.compute import op_names
 from longwire.native.engine import NativeEngine, load_engine
 from longwire.native.plugin import Registry
@@ -21,7 +21,7 @@ from longwire.native.profiles import DEFAULT_ENGINE
 from longwire.transport.endpoint import Endpoint, parse_endpoints
 from longwire.wire import messages as m
 from longwire.wire.constants import Command
-from longwire.wire.lx import MAX_ANSWER, LxDevice
+from longwire.wire.lx import LxDevice
 
 __all__ = ["close", "connect", "release", "try_connect"]
 
@@ -50,6 +50,7 @@ def connect(
 
     Raises:
         EndpointError: the text names no endpoints.
+        UsageError: one is connected already, with other credentials.
         ConnectionLost: an endpoint cannot be reached. All are tried at once, so
             dead ones cost one time-out together; the first is raised.
         AuthenticationFailed: an endpoint and this client do not accept each other.
@@ -79,6 +80,7 @@ def try_connect(
 
     Raises:
         EndpointError: the text names no endpoints.
+        UsageError: one is connected already, with other credentials.
         NativeError: the engine cannot be loaded.
     """
     if isinstance(endpoints, str):
@@ -86,6 +88,8 @@ def try_connect(
     wanted = list(dict.fromkeys(endpoints))
     native = load_engine(engine)
     with _lock:
+        if credentials is not None:
+            _check_credentials(engine, wanted, credentials)
         fresh = [e for e in wanted if not _is_connected(engine, e)]
         with ThreadPoolExecutor(max(1, len(fresh))) as pool:
             answers = pool.map(lambda e: _open(e, deadlines, credentials), fresh)
@@ -113,6 +117,18 @@ def release(connections: Iterable[Connection]) -> None:
             unused = connection.users <= 0
         if unused:
             connection.close()
+
+
+def _check_credentials(
+    engine: str, endpoints: Iterable[Endpoint], credentials: Credentials
+) -> None:
+    for endpoint in endpoints:
+        if _is_connected(engine, endpoint):
+            connection = _devices[engine, endpoint][0].connection
+            if connection.credentials != credentials:
+                raise UsageError(
+                    f"{endpoint} is connected with other credentials; close that first"
+                )
 
 
 Opened = tuple[Connection, list[LxDevice | None]] | LongwireError
@@ -143,7 +159,7 @@ def _describe(connection: Connection, index: int) -> LxDevice | None:
     if connection.server is None:
         return None
     body = m.U32.pack(index)
-    return LxDevice.decode(connection.ask_sized(Command.LX_DEVICE, body, MAX_ANSWER))
+    return connection.ask_message(Command.LX_DEVICE, body, LxDevice.decode)
 
 
 def _settle(

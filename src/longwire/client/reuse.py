@@ -35,6 +35,11 @@ class GraphReuse:
             entries.add(uid)
             valid.add(uid)
 
+    def clear(self) -> None:
+        """The server has forgotten all graphs (LX, after an error)."""
+        self._entries.clear()
+        self._valid.clear()
+
     def freed(self) -> None:
         """A buffer was freed on this connection: nothing may be recomputed."""
         for valid in self._valid.values():

@@ -11,7 +11,12 @@ import logging
 from longwire.client.connection import Deadlines, reason_of
 from longwire.client.credentials import Credentials
 from longwire.client.greeting import greet
-from longwire.errors import BadRequest, LongwireError
+from longwire.errors import (
+    AuthenticationFailed,
+    BadRequest,
+    ConnectionLost,
+    LongwireError,
+)
 from longwire.transport.endpoint import Endpoint
 from longwire.transport.relay import PortServer
 from longwire.transport.splice import splice
@@ -64,7 +69,17 @@ class Tunnel:
             VersionMismatch: it speaks another protocol.
         """
         connection, _ = greet(self._remote, self._deadlines, self._credentials)
-        connection.close()
+        try:
+            # HELLO is free, also where a token is needed.
+            connection.ask(Command.DEVICE_COUNT, b"")
+        except ConnectionLost as error:
+            if self._credentials.token is not None:
+                raise
+            reason = "the server closed the connection (does it want --token-file?)"
+            lost = AuthenticationFailed(error.endpoint, "DEVICE_COUNT", reason)
+            raise lost from error
+        finally:
+            connection.close()
         return connection.dialect.version
 
     def stop(self) -> None:

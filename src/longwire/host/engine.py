@@ -18,10 +18,12 @@ from longwire.client.connection import Connection, Deadlines, Health
 from longwire.client.credentials import Credentials
 from longwire.client.device import RemoteDevice
 from longwire.client.reduction import MOST_ENTRIES, Reduction, reduced
+from longwire.client.uploader import Delivery
 from longwire.errors import CallFailed, RemoteError, UsageError
 from longwire.host.generation import Generation
 from longwire.host.layout import DeviceReport, Layout, LoadedModel
 from longwire.host.sampling import Sampling
+from longwire.host.tracing import Tracing
 from longwire.native.compute import default_threads
 from longwire.native.engine import load_engine
 from longwire.native.model import NativeContext, NativeModel, NativeSampler
@@ -78,6 +80,7 @@ class Engine:
         credentials: Credentials | None = None,
         deadlines: Deadlines | None = None,
         on_progress: Callable[[float], None] | None = None,
+        on_delivery: Callable[[Sequence[Delivery]], None] | None = None,
     ) -> None:
         """Load `model`.
 
@@ -90,6 +93,10 @@ class Engine:
         outlives its workers: the model is laid out again over those that are
         left and the `spares` (endpoints), and the text goes on. `credentials`
         and `deadlines` are for the endpoints that this engine connects to.
+
+        `on_progress` is told the share of the model that is where it belongs, 0 to
+        1, and `on_delivery` what each worker has; both in this thread, the first
+        load only.
 
         Raises:
             UsageError: settings that cannot be.
@@ -130,10 +137,14 @@ class Engine:
         self._endpoints = list(dict.fromkeys(device.endpoint for device in rpc))
         self.n_past = 0
         """Tokens in the context."""
+        self.tracing: Tracing | None = None
+        """Where generations are drawn, if they are."""
         self._reduction = Reduction(0, 0)
         try:
             try:
-                self._loaded = LoadedModel(self._native, self._layout, rpc, on_progress)
+                self._loaded = LoadedModel(
+                    self._native, self._layout, rpc, on_progress, on_delivery
+                )
             except RemoteError as error:
                 self.recover(error)
         except BaseException:
@@ -148,6 +159,7 @@ class Engine:
 
     def close(self) -> None:
         """Free context and model, and leave the servers this engine joined."""
+        self._forget_logits()
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
             loaded.close()
@@ -186,6 +198,7 @@ class Engine:
 
     def _lay_out_again(self) -> list[str]:
         """Load over all workers and spares that answer; returns their endpoints."""
+        self._forget_logits()
         before = [] if self._loaded is None else self._loaded.remote_devices
         if self._loaded is not None:
             loaded, self._loaded = self._loaded, None
@@ -261,6 +274,7 @@ class Engine:
 
     def reset(self) -> None:
         """Forget the context's tokens."""
+        self._forget_logits()
         self.context.clear()
         self.n_past = 0
         self.check()
@@ -298,6 +312,7 @@ class Engine:
             CallFailed: llama.cpp failed by itself.
         """
         self._admit(tokens, self.n_past)
+        self._forget_logits()
         reduction = Reduction(self.model.n_vocab, top_k or 0)
         wanted = top_k is not None and 0 < top_k <= MOST_ENTRIES
         with reduced(reduction if wanted else None):
@@ -305,6 +320,10 @@ class Engine:
             self.context.synchronize()
         self._reduction = reduction
         self.check()
+
+    def _forget_logits(self) -> None:
+        """What is known of them is of another step, or of a context that is gone."""
+        self._reduction = Reduction(0, 0)
 
     def choose(self, sampler: NativeSampler | None = None) -> int:
         """The next token, by a sampler, or the one with the largest logit.
@@ -379,6 +398,7 @@ class Engine:
             CallFailed: it is of another model or other settings.
             RemoteError: a worker failed.
         """
+        self._forget_logits()
         try:
             self.context.load_state(state[8:])
         finally:

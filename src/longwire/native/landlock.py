@@ -37,12 +37,13 @@ _DEVICE_CONTROL = 1 << 15
 _CHANGES = _EXECUTE | _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_ALL
 
 _STEPS = (
-    (2, _REFER, 0, "renaming between folders"),
-    (3, _TRUNCATE, 0, "truncation"),
-    (5, _DEVICE_CONTROL, 0, "control of devices"),
-    (6, 0, 0b11, "abstract sockets and signals"),
+    (2, _REFER, 0, 0, "renaming between folders"),
+    (3, _TRUNCATE, 0, 0, "truncation"),
+    (4, 0, 0b11, 0, "TCP ports to bind and to connect to"),
+    (5, _DEVICE_CONTROL, 0, 0, "control of devices"),
+    (6, 0, 0, 0b11, "abstract sockets and signals"),
 )
-"""ABI version, what it brings for files and for reaching others, in words."""
+"""ABI version, what it brings for files, network and reaching others, in words."""
 
 _FOR_ALL = 8
 """Before this version threads that exist already are not covered."""
@@ -73,13 +74,13 @@ def restrict(
         OSError: the kernel has no Landlock, or it is turned off.
     """
     abi = syscall(_CREATE_RULESET, 0, 0, _ASK_VERSION)
-    gaps, files, scopes = [], _CHANGES, 0
-    for since, rights, scope, words in _STEPS:
+    gaps, files, ports, scopes = [], _CHANGES, 0, 0
+    for since, rights, port, scope, words in _STEPS:
         if abi >= since:
-            files, scopes = files | rights, scopes | scope
+            files, ports, scopes = files | rights, ports | port, scopes | scope
         elif since > 2:  # version 1 forbids that kind of rename anyway
             gaps.append(f"{words} (has ABI {abi}, not {since})")
-    ruleset = syscall(_CREATE_RULESET, struct.pack("=QQQ", files, 0, scopes), 24, 0)
+    ruleset = syscall(_CREATE_RULESET, struct.pack("=QQQ", files, ports, scopes), 24, 0)
     try:
         for path in folders:
             gaps += _allow(ruleset, path, files & _IN_FOLDERS, syscall)

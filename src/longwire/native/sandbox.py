@@ -74,7 +74,7 @@ def confine(writable: Sequence[Path], syscall: Syscall = kernel.syscall) -> Conf
     """
     done = Confinement([], [])
     if sys.platform != "linux":
-        _log.debug("not confined: this is not Linux")
+        done.lacks.append("anything: this is not Linux")
         return done
     steps: dict[str, Callable[[], list[str]]] = {
         "no new privileges": _gain_none,

@@ -251,6 +251,10 @@ class GraphStore:
                 kept.clear()
             kept[uid] = graph
 
+    def clear(self) -> None:
+        """Forget all: what a client believes to be kept may not be."""
+        self._kept.clear()
+
     def find(self, device: int, uid: int) -> StoredGraph:
         """The graph to run again.
 

@@ -7,27 +7,21 @@ commands with bulk data receive it themselves, straight into the tensor.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 import numpy as np
 
 from longwire.errors import BadRequest, RemoteFailure
-from longwire.native.abi import Status
-from longwire.native.compute import ComputeDevice
 from longwire.native.memory import address_of, copy, fill
+from longwire.server.computing import graph_compute, graph_patch, graph_recompute
 from longwire.server.digests import have, keep, set_digest, set_tensor_hash
-from longwire.server.graphs import StoredGraph, build_graph
 from longwire.server.lx import LX_HANDLERS
 from longwire.server.state import Handler, Pieces, SessionState
 from longwire.server.tensors import CheckedTensor, LinkedTensor
 from longwire.server.top import largest
 from longwire.wire import messages as m
 from longwire.wire.constants import LX_VERSION, Command
-from longwire.wire.graphs import Graph, GraphRecompute
 from longwire.wire.lx import TOP_MOST, Top
-from longwire.wire.patches import GraphPatch, applied
-from longwire.wire.spans import COMPUTING
 from longwire.wire.types import F32_TYPE
 
 __all__ = ["HANDLERS", "STREAMED"]
@@ -256,62 +250,6 @@ def _checked_rows(
     return s.tensors.check_range(request.tensor, request.offset, span, command)
 
 
-def _graph_compute(s: SessionState, body: memoryview, length: int) -> Pieces:
-    message = Graph.decode(s.dialect, body)
-    graph = build_graph(message, s.buffers, s.verify)
-    if s.dialect.lx:
-        s.bases.add(message.device, message.words(), graph)
-    _compute(s, message.device, message.uid, graph)
-    return None
-
-
-def _lx_graph_patch(s: SessionState, body: memoryview, length: int) -> Pieces:
-    patch = GraphPatch.decode(body)
-    base, graph = s.bases.find(patch.device, patch.base)
-    words = applied(base, patch)
-    if len(patch.positions) or not graph.holds(s.buffers):
-        message = Graph.of_words(s.dialect, patch.device, patch.uid, words)
-        graph = build_graph(message, s.buffers, s.verify)
-    s.bases.add(patch.device, words, graph)
-    _compute(s, patch.device, patch.uid, graph)
-    return None
-
-
-def _compute(s: SessionState, index: int, uid: int, graph: StoredGraph) -> None:
-    """Run a graph that was just sent, and keep it."""
-    device = s.device(index, "GRAPH_COMPUTE")
-    # A graph that replaces another may still be read by the device.
-    s.drain()
-    s.graphs.keep(index, uid, graph)
-    _run(s, device, graph, "GRAPH_COMPUTE")
-    if not uid and s.dialect.graph_uid:
-        s.drain()
-
-
-def _graph_recompute(s: SessionState, body: memoryview, length: int) -> Pieces:
-    request = GraphRecompute.decode(s.dialect, body)
-    device = s.device(request.device, "GRAPH_RECOMPUTE")
-    graph = s.graphs.find(request.device, request.uid)
-    _run(s, device, graph, "GRAPH_RECOMPUTE")
-    return None
-
-
-def _run(
-    s: SessionState, device: ComputeDevice, graph: StoredGraph, command: str
-) -> None:
-    device.open(s.n_threads)
-    graph.indices.check(command)
-    started_ns = time.monotonic_ns()
-    status = device.compute(graph.native.address)
-    s.running = True
-    s.served.graphs += 1
-    s.served.graph_time_s += (time.monotonic_ns() - started_ns) / 1e9
-    if s.spans is not None:
-        s.spans.add(COMPUTING, started_ns)
-    if status != Status.SUCCESS:
-        raise RemoteFailure(device.name, command, f"the device says {status.name}")
-
-
 def _comm_init(s: SessionState, body: memoryview, length: int) -> Pieces:
     # 0: no communicator here, sum through the client (PROTOCOL.md, "Collectives").
     m.CommInit.decode(body)
@@ -339,13 +277,13 @@ HANDLERS: Mapping[int, Handler] = {
     Command.SET_TENSOR_HASH: set_tensor_hash,
     Command.GET_TENSOR: _get_tensor,
     Command.COPY_TENSOR: _copy_tensor,
-    Command.GRAPH_COMPUTE: _graph_compute,
+    Command.GRAPH_COMPUTE: graph_compute,
     Command.GET_DEVICE_MEMORY: _get_device_memory,
     Command.INIT_TENSOR: _init_tensor,
     Command.GET_ALLOC_SIZE: _get_alloc_size,
     Command.HELLO: _hello,
     Command.DEVICE_COUNT: _device_count,
-    Command.GRAPH_RECOMPUTE: _graph_recompute,
+    Command.GRAPH_RECOMPUTE: graph_recompute,
     Command.MEMSET_TENSOR: _memset_tensor,
     Command.SET_TENSOR_2D: _set_tensor_2d,
     Command.GET_TENSOR_2D: _get_tensor_2d,
@@ -355,7 +293,7 @@ HANDLERS: Mapping[int, Handler] = {
     Command.LX_TOP: _lx_top,
     Command.LX_HAVE: have,
     Command.LX_SET_DIGEST: set_digest,
-    Command.LX_GRAPH_PATCH: _lx_graph_patch,
+    Command.LX_GRAPH_PATCH: graph_patch,
     **LX_HANDLERS,
 }
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from longwire.server.access import AllowList
 from longwire.server.limits import Limits
 from longwire.server.metrics import Metrics
+from longwire.transport.endpoint import Endpoint
 
 __all__ = ["Guest", "Lobby"]
 
@@ -94,7 +95,7 @@ class Lobby:
             sock, address = self._listener.accept()
         except BlockingIOError:
             return
-        peer = f"{address[0]}:{address[1]}"
+        peer = str(Endpoint(*address[:2]))
         if not self._allow.admits(address[0]):
             sock.close()
             self._refuse(peer, "address", "is not in --allow")

@@ -39,6 +39,9 @@ def _auth(s: SessionState, body: memoryview, length: int) -> Pieces:
     if not s.tokens:
         # A client that was given a token wants to be sure of its server.
         raise Unauthenticated("LX_AUTH", "this server has no token (--token-file)")
+    if s.nonces is not None:
+        # Else a client could keep its place for ever, and never come in.
+        raise Unauthenticated("LX_AUTH", "a second one before LX_PROVE")
     s.nonces = bytes(body), secrets.token_bytes(NONCE_SIZE)
     return [s.nonces[1]]
 

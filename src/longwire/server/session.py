@@ -35,6 +35,7 @@ from longwire.server.state import Pieces, Served, SessionState
 from longwire.server.watch import Watch
 from longwire.transport.stream import tune
 from longwire.transport.tls import explain
+from longwire.wire.constants import Command
 from longwire.wire.dialects import DIALECTS, LX_OFFER, Shape
 from longwire.wire.frames import (
     ANSWER_HEADER,
@@ -73,8 +74,9 @@ def serve_client(state: SessionState) -> str:
                 keeper.settle()
             flag, refusal = 0, None
             try:
-                if state.latched is not None:
-                    raise state.latched
+                if state.latched is not None and number != Command.FREE_BUFFER:
+                    # Raised over and over: each time would add to the traceback.
+                    raise state.latched.with_traceback(None)
                 answer = HANDLERS[number](state, body, length)
             except LongwireError as error:
                 if not state.dialect.lx and number not in LX_OFFER:
@@ -124,14 +126,16 @@ def _refused(state: SessionState, shape: Shape, error: LongwireError) -> Pieces:
     In between, commands without an answer are read and not done: they were
     sent in the belief that all before them had worked.
     """
+    # The client forgets its own when it hears of this; what it has sent until then
+    # is not done, or starts from a graph that is not there, and says so.
+    state.bases.clear()
+    state.graphs.clear()
     if shape.answer is None:
-        state.bases.clear()
         if state.latched is None:
             _log.warning("refused: %s", error)
         state.latched = error
         return None
     state.latched = None
-    state.bases.clear()
     return [error_answer(error).encode()]
 
 

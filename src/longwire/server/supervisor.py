@@ -278,6 +278,8 @@ class Supervisor:
         wanted = max(spares, self._on_ready is not None)
         wanted += len(self._lobby.line) - len(self._pool.spares())
         room = self._limits.clients + max(1, spares) - len(self._pool)
+        # Those from before a reload leave as soon as others have come.
+        room += len(self._pool.stale())
         for _ in range(min(wanted, room, _STARTING - self._pool.starting())):
             if time.monotonic() < self._resume_at:
                 return

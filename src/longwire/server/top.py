@@ -28,7 +28,8 @@ def largest(values: npt.NDArray[Any], k: int) -> npt.NDArray[Any]:
         indices = np.argmax(values, keepdims=True)
     else:
         indices = _candidates(values, k)
-        order = np.lexsort((indices, -_comparable(values[indices])))
+        found = values[indices]
+        order = np.lexsort((indices, -_comparable(found), ~np.isnan(found)))
         indices = indices[order[:k]]
     entries = np.empty(len(indices), TOP_ENTRY)
     entries["index"] = indices

@@ -43,7 +43,12 @@ def read_tokens(path: str) -> list[bytes]:
     return tokens
 
 
-def warn_if_exposed(path: str) -> None:
-    """Log a warning if other users of this machine may read a token file."""
-    if os.name == "posix" and Path(path).stat().st_mode & 0o077:
-        _log.warning("token file %s: others may read it (chmod 600)", path)
+def warn_if_exposed(what: str, path: str) -> None:
+    """Log a warning if other users of this machine may read a secret file."""
+    try:
+        mode = Path(path).stat().st_mode
+    except OSError as error:
+        _log.debug("%s %s: %s", what, path, error)
+        return
+    if os.name == "posix" and mode & 0o077:
+        _log.warning("%s %s: others may read it (chmod 600)", what, path)

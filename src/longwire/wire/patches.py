@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
+from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -50,12 +51,18 @@ class GraphPatch(NamedTuple):
         head = _HEAD.pack(self.device, self.uid, self.base, len(self.positions))
         return [head, self.positions.tobytes(), self.values.tobytes()]
 
+    @staticmethod
+    def decode_head(body: Bytes) -> tuple[int, int, int, int]:
+        """Device, uid, base and how many words, of a body or the start of one."""
+        device, uid, base, count = _HEAD.unpack_from(body)
+        return device, uid, base, count
+
     @classmethod
     def decode(cls, body: Bytes) -> GraphPatch:
         """Raises: BadFrame: not the length that the count says."""
         if len(body) < PATCH_HEAD:
             raise BadFrame(_NAME, len(body), f"at least {PATCH_HEAD}")
-        device, uid, base, count = _HEAD.unpack_from(body)
+        device, uid, base, count = cls.decode_head(body)
         expected = PATCH_HEAD + 8 * count
         if len(body) != expected:
             raise BadFrame(_NAME, len(body), f"{expected}")
@@ -63,7 +70,8 @@ class GraphPatch(NamedTuple):
         return cls(device, uid, base, words[:count], words[count:])
 
 
-class Base(NamedTuple, Generic[T]):
+@dataclass(frozen=True, slots=True)
+class Base(Generic[T]):
     """A graph's words, and whatever its keeper knows about it."""
 
     words: Words
@@ -100,10 +108,10 @@ class Bases(Generic[T]):
     def patch(self, device: int, uid: int, words: Words) -> GraphPatch | None:
         """The smallest patch that leads to `words`; None if none is worth it."""
         best: tuple[int, Words] | None = None
-        for base, (kept, _) in enumerate(self._kept.get(device, ())):
-            if len(kept) != len(words):
+        for base, kept in enumerate(self._kept.get(device, ())):
+            if len(kept.words) != len(words):
                 continue
-            changed = np.flatnonzero(kept != words)
+            changed = np.flatnonzero(kept.words != words)
             if best is None or len(changed) < len(best[1]):
                 best = base, changed
         # A word costs its position as well.
