@@ -4,6 +4,7 @@
 PYTHON ?= python3
 PEERS ?= ../shared/peers
 T ?= 60
+RUNS ?= 20
 TARGETS ?= frames messages graphs sequences
 BIN = .venv/bin
 
@@ -15,7 +16,7 @@ INSTALL = $(if $(UV),uv pip install --python $(BIN)/python,$(BIN)/python -m pip 
 PEER_WHEEL = $(wildcard $(PEERS)/llama_cpp_python-*.whl)
 PEER_PACKAGES = $(if $(PEER_WHEEL),$(PEER_WHEEL) llama-cpp-py-sync==0.11739 cffi)
 
-.PHONY: setup demo test fmt lint types layers check bench fuzz clean
+.PHONY: setup demo test fmt lint types layers check bench fuzz soak clean
 
 setup: .venv/.stamp
 
@@ -49,9 +50,13 @@ fuzz: .venv/.fuzz-stamp
 	set -e; for target in $(TARGETS); do PYTHONPATH=tests $(BIN)/python -m fuzz $$target -max_total_time=$(T) $(ARGS); done
 	set -e; for kind in serve inline; do PYTHONPATH=tests $(BIN)/python -m fuzz.live --server $$kind --seconds $(T) --seed $$(date +%s); done
 
+# Blows at RUNS random moments; ARGS="--seed S" draws others.
+soak: setup
+	PYTHONPATH=tests $(BIN)/python -m soak.moments --runs $(RUNS) $(ARGS)
+
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find src tests tools fuzz -name __pycache__ -exec rm -rf {} +
+	find src tests tools fuzz soak -name __pycache__ -exec rm -rf {} +
 
 .venv/.demo-stamp: pyproject.toml
 	test -x $(BIN)/python || $(VENV)

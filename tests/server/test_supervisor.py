@@ -205,7 +205,7 @@ class TestDeath:
         self.after(worker, client, pid)
         assert "ggml aborted: " in worker.end_of(client.name)
         worker.logged("GGML_ASSERT")
-        worker.logged("_graph_compute")
+        worker.logged("in graph_compute")
         worker.logged(f"{re.escape(client.name)} died: SIGABRT")
         neighbour.check(again=True)
 

@@ -102,7 +102,7 @@ class Generation:
         try:
             self._advance(self.prefill, self.prompt)
             while len(self.tokens) < self._max_tokens:
-                token = engine.choose(sampler)
+                token = self._choose(sampler)
                 if self._stop_at_end and engine.model.is_end(token):
                     break
                 self.tokens.append(token)
@@ -123,6 +123,24 @@ class Generation:
         finally:
             if sampler:
                 sampler.close()
+
+    def _choose(self, sampler: NativeSampler | None) -> int:
+        """The next token. Equal logits make that need a worker once more."""
+        for _ in range(_RESUMES):
+            try:
+                return self._chosen(sampler)
+            except RemoteError as error:
+                # Nothing was drawn yet: the sampler is as it was.
+                self._resume(error)
+        return self._chosen(sampler)
+
+    def _chosen(self, sampler: NativeSampler | None) -> int:
+        started = time.perf_counter()
+        token = self._engine.choose(sampler)
+        if self._engine.tracing is not None:
+            ended = time.perf_counter()
+            self._engine.tracing.note("sample", started, ended, token=token)
+        return token
 
     def _advance(self, phase: Phase, tokens: Sequence[int]) -> None:
         """Evaluate tokens; with an engine that resumes, over whoever is left."""
@@ -164,16 +182,23 @@ class Generation:
 
     def _measured(self, phase: Phase, tokens: Sequence[int]) -> None:
         connections = self._connections()
+        tracing = self._engine.tracing
+        if tracing is not None:
+            tracing.follow(connections)
         before = [c.traffic.snapshot() for c in connections]
         started = time.perf_counter()
         self._engine.advance(tokens, self._sampling.entries)
-        phase.seconds += time.perf_counter() - started
+        ended = time.perf_counter()
+        phase.seconds += ended - started
         phase.tokens += len(tokens)
         for connection, earlier in zip(connections, before, strict=True):
             spent = connection.traffic.since(earlier)
             name = str(connection.endpoint)
             known = phase.traffic.get(name)
             phase.traffic[name] = spent.plus(known) if known else spent
+        if tracing is not None:
+            name = "prefill" if phase is self.prefill else "decode"
+            tracing.note(name, started, ended, tokens=len(tokens))
 
     def _connections(self) -> list[Connection]:
         return list(dict.fromkeys(d.connection for d in self._engine.remote_devices))
