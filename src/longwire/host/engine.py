@@ -139,7 +139,7 @@ class Engine:
         """Tokens in the context."""
         self.tracing: Tracing | None = None
         """Where generations are drawn, if they are."""
-        self._reduction = Reduction(0, 0)
+        self._reduction: Reduction | None = None
         try:
             try:
                 self._loaded = LoadedModel(
@@ -295,7 +295,7 @@ class Engine:
 
     def _logits(self) -> npt.NDArray[Any]:
         try:
-            self._reduction.whole()
+            self._last_step().whole()
             return self.context.logits()
         finally:
             self.check()
@@ -323,15 +323,21 @@ class Engine:
 
     def _forget_logits(self) -> None:
         """What is known of them is of another step, or of a context that is gone."""
-        self._reduction = Reduction(0, 0)
+        self._reduction = None
+
+    def _last_step(self) -> Reduction:
+        if self._reduction is None:
+            raise UsageError("there are no logits to choose from: advance first")
+        return self._reduction
 
     def choose(self, sampler: NativeSampler | None = None) -> int:
         """The next token, by a sampler, or the one with the largest logit.
 
         Raises:
+            UsageError: there was no `advance` or `eval` since the context changed.
             RemoteError: a worker failed.
         """
-        top = self._reduction.top(distinct=sampler is not None)
+        top = self._last_step().top(distinct=sampler is not None)
         if top is None:
             logits = self._logits()
             if sampler is None:
@@ -392,7 +398,7 @@ class Engine:
         return self.n_past.to_bytes(8, "little") + state
 
     def load_state(self, state: bytes) -> None:
-        """Go back to a state from `save_state`.
+        """Go back to a state from `save_state`: it holds no logits.
 
         Raises:
             CallFailed: it is of another model or other settings.
