@@ -31,7 +31,7 @@ def report_of(
 
 def measurement(name: str, value: float) -> Measurement:
     wire = {"round_trips": 1.0, "bytes_sent": value, "bytes_received": 3.0}
-    wire |= {"graphs": 0.0, "recomputes": 1.0, "wait_s": 0.5}
+    wire |= {"graphs": 0.0, "recomputes": 1.0, "wait_s": 0.5, "bytes_saved": 7.0}
     known = wire if name.startswith("longwire") else None
     return Measurement(value, [1], "e", known)
 
@@ -95,10 +95,18 @@ def test_the_wire_is_the_median_and_of_our_client_alone(model: Path) -> None:
             "round_trips": 1.0,
             "bytes_sent": 20.0,
             "bytes_received": 3.0,
+            "bytes_saved": 7.0,
             "graphs": 0.0,
             "recomputes": 1.0,
         }
     }
+
+
+def test_the_run_that_made_the_index_is_named(model: Path) -> None:
+    report = report_of("load", model, {OURS: [10.0]})
+    for seconds in (2.5, 0.01):
+        report.add(OURS, Measurement(10.0, [1], "e", None, index_s=seconds))
+    assert report.as_json()["index_s"] == {OURS: {2: 2.5}}
 
 
 def test_other_tokens_are_noticed(model: Path) -> None:

@@ -48,8 +48,8 @@ def listener() -> Iterator[Callable[..., Listener]]:
 def rig(ggml: Ggml, scripted: Callable[..., Scripted]) -> Callable[..., Rig]:
     """`rig(answers, dialect, index=0)` is a device with a server of its own."""
 
-    def make(*arguments: object, index: int = 0) -> Rig:
-        return Rig(ggml, scripted(*arguments), index)
+    def make(*arguments: object, index: int = 0, **options: object) -> Rig:
+        return Rig(ggml, scripted(*arguments, **options), index)
 
     return make
 

@@ -235,7 +235,7 @@ class ScriptedServer:
 
 
 _TAKEN = {Command.LX_START, Command.LX_DEVICE, Command.LX_SUPPORTS_OPS}
-_TAKEN |= {Command.LX_HAVE}
+_TAKEN |= {Command.LX_HAVE, Command.LX_TRACE}
 """Their answers have a size of their own and are not received in place."""
 
 

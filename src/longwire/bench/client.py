@@ -74,6 +74,8 @@ class Measurement:
     engine: str
     wire: dict[str, float] | None
     """Traffic per token or per load; only Longwire's client knows."""
+    index_s: float = 0.0
+    """What of a load went into the model's index, which is made once."""
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -124,7 +126,8 @@ class _Loaded:
 
     def found(self, value: float, tokens: list[int], count: int) -> Measurement:
         label = self.engine.model.engine.profile.label
-        return Measurement(value, tokens, label, self.wire.per(count))
+        wire, index_s = self.wire.per(count), self.engine.loaded.index_s
+        return Measurement(value, tokens, label, wire, index_s)
 
 
 def perform(job: Job) -> Measurement:

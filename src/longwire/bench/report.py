@@ -19,7 +19,17 @@ __all__ = ["LOCAL", "Report", "Spread"]
 LOCAL = "local"
 """The name of hop's runs without a server."""
 
-_COUNTED = ("round_trips", "bytes_sent", "bytes_received", "graphs", "recomputes")
+_COUNTED = (
+    "round_trips",
+    "bytes_sent",
+    "bytes_received",
+    "bytes_saved",
+    "graphs",
+    "recomputes",
+)
+
+_INDEX_S = 0.1
+"""An index that took so long was made; one that is kept is read faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +143,18 @@ class Report:
             if known
         }
 
+    def indexed(self) -> dict[str, dict[int, float]]:
+        """By pairing and number of the run, seconds that went into an index."""
+        found = {
+            name: {
+                number: result.index_s
+                for number, result in enumerate(results, 1)
+                if isinstance(result, Measurement) and result.index_s >= _INDEX_S
+            }
+            for name, results in self.results.items()
+        }
+        return {name: runs for name, runs in found.items() if runs}
+
     def as_json(self) -> dict[str, Any]:
         """The whole report, for `json.dumps`."""
         names = self.pair_names()
@@ -151,6 +173,7 @@ class Report:
             "ratio_spread": _spreads(ratios),
             "wire_per": self.settings.kind.wire_per,
             "wire": self.wire(),
+            "index_s": self.indexed(),
             "tokens_equal": self.tokens_equal(),
             "errors": self.errors(),
             "note": self.plan.note,

@@ -154,10 +154,14 @@ def _print(report: Report) -> None:
     for name, wire in report.wire().items():
         console.print(
             f"{name}, per {kind.wire_per}: round trips {wire['round_trips']:.3g}, "
-            f"out {wire['bytes_sent']:.0f} B, in {wire['bytes_received']:.0f} B",
+            f"out {wire['bytes_sent']:.0f} B, in {wire['bytes_received']:.0f} B, "
+            f"not sent {wire['bytes_saved']:.0f} B",
             style="dim",
             soft_wrap=True,
         )
+    for name, runs in report.indexed().items() if kind.wire_per == "load" else ():
+        made = ", ".join(f"{s:.1f} s of run {number}" for number, s in runs.items())
+        console.print(f"{name}: {made} made the index", style="dim", soft_wrap=True)
     if report.plan.note:
         console.print(report.plan.note, soft_wrap=True)
     console.print(f"again: {_command(report.settings)}", style="dim", soft_wrap=True)

@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         for endpoint in endpoints:
             console.print(f"worker on {endpoint}", style="dim")
         with (
-            load_progress(console, str(model)) as on_progress,
+            load_progress(console, str(model)) as progress,
             _timed(console, "loaded the model in"),
         ):
             engine = Engine(
@@ -76,7 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
                 rpc=",".join(endpoints),
                 n_ctx=2048,
                 n_threads=1,
-                on_progress=on_progress,
+                on_progress=progress.on_progress,
+                on_delivery=progress.on_delivery,
             )
         with engine:
             generation = _speak(console, engine, arguments)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from types import FrameType
 
-from longwire.cli import bench, demo, devices, keygen, run, serve, tunnel
+from longwire.cli import bench, demo, devices, keygen, run, serve, tap, tunnel
 from longwire.errors import EndpointError, LongwireError, UsageError
 
 __all__ = ["main"]
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--version", action="version", version=f"longwire {version('longwire')}"
     )
     commands = parser.add_subparsers(title="commands", required=True)
-    for command in (serve, run, devices, tunnel, keygen, demo, bench):
+    for command in (serve, run, devices, tunnel, tap, keygen, demo, bench):
         command.add_parser(commands)
     arguments = parser.parse_args(argv)
     try:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from typing import IO
 
 from longwire.client.credentials import Credentials
+from longwire.errors import UsageError
 from longwire.native.profiles import DEFAULT_ENGINE
 
 __all__ = [
     "add_credentials",
     "add_engine",
     "count",
+    "created",
     "credentials",
     "log_to_stderr",
     "names",
@@ -34,14 +37,17 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_credentials(parser: argparse.ArgumentParser) -> None:
-    """What a client shows to servers, and asks of them."""
+def add_credentials(parser: argparse.ArgumentParser, *, token: bool = True) -> None:
+    """What a client shows to servers, and asks of them; all of it, or TLS alone."""
     group = parser.add_argument_group(
         "security", "for all servers of the command; longwire keygen makes the files"
     )
-    group.add_argument(
-        "--token-file", metavar="FILE", help="the secret that the servers share"
-    )
+    if token:
+        group.add_argument(
+            "--token-file", metavar="FILE", help="the secret that the servers share"
+        )
+    else:
+        parser.set_defaults(token_file=None)
     group.add_argument(
         "--tls",
         action="store_true",
@@ -69,6 +75,18 @@ def credentials(arguments: argparse.Namespace) -> Credentials:
         tls_cert=arguments.tls_cert,
         tls_key=arguments.tls_key,
     )
+
+
+def created(path: str) -> IO[str]:
+    """A new file for what a command writes beside its output.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    try:
+        return open(path, "w", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
 
 def positive(text: str) -> int:

@@ -6,15 +6,16 @@ import argparse
 import json
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console
 
 from longwire.cli.options import (
     add_credentials,
     add_engine,
+    created,
     credentials,
     log_to_stderr,
     names,
@@ -26,6 +27,7 @@ from longwire.errors import UsageError
 from longwire.host.engine import ON_FAILURE, Engine
 from longwire.host.generation import Generation
 from longwire.host.sampling import Sampling
+from longwire.host.tracing import Tracing
 from longwire.native.model import FLASH_ATTENTION, SPLIT_MODES
 
 __all__ = ["add_parser", "result"]
@@ -84,6 +86,12 @@ def add_parser(commands: Any) -> None:
     add_credentials(parser)
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object and nothing else"
+    )
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="write a timeline of host, wire and workers to FILE, for "
+        "https://ui.perfetto.dev",
     )
     parser.add_argument(
         "-v",
@@ -196,8 +204,25 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--spare needs --on-failure resume")
     if arguments.predict < -1 or arguments.ctx_size < 0:
         raise UsageError("-n is at least -1, and -c at least 0")
+    with _trace_file(arguments.trace) as file:
+        return _run(arguments, sampling, file)
+
+
+@contextmanager
+def _trace_file(path: str | None) -> Iterator[IO[str] | None]:
+    """Made before the model is loaded, which may take long to be in vain."""
+    if path is None:
+        yield None
+        return
+    with created(path) as file:
+        yield file
+
+
+def _run(
+    arguments: argparse.Namespace, sampling: Sampling, file: IO[str] | None
+) -> int:
     console = Console(stderr=True, quiet=arguments.json)
-    with load_progress(console, arguments.model) as on_progress:
+    with load_progress(console, arguments.model) as progress:
         engine = Engine(
             arguments.model,
             rpc=arguments.rpc or (),
@@ -215,7 +240,8 @@ def run(arguments: argparse.Namespace) -> int:
             spares=arguments.spare,
             on_failure=arguments.on_failure,
             credentials=credentials(arguments),
-            on_progress=on_progress,
+            on_progress=progress.on_progress,
+            on_delivery=progress.on_delivery,
         )
     with engine:
         prompt = arguments.prompt_tokens or arguments.prompt
@@ -227,12 +253,27 @@ def run(arguments: argparse.Namespace) -> int:
             sampling,
             stop_at_end=not arguments.ignore_eos,
         )
-        interrupted = _stream(generation, quiet=arguments.json)
+        with _traced(engine, file):
+            interrupted = _stream(generation, quiet=arguments.json)
         if arguments.json:
             print(json.dumps(result(engine, generation)))
         else:
             console.print(_summary(generation), style="dim", highlight=False)
         return 130 if interrupted else 0
+
+
+@contextmanager
+def _traced(engine: Engine, file: IO[str] | None) -> Iterator[None]:
+    """Draw what the engine does while the body runs, if there is a file for it."""
+    if file is None:
+        yield
+        return
+    with closing(Tracing(file)) as tracing:
+        engine.tracing = tracing
+        try:
+            yield
+        finally:
+            engine.tracing = None
 
 
 def _stream(generation: Generation, quiet: bool) -> bool:
@@ -282,6 +323,14 @@ def result(engine: Engine, generation: Generation) -> dict[str, Any]:
             "bytes_sent": total.bytes_sent / steps,
             "bytes_received": total.bytes_received / steps,
         },
+        "load": [
+            {
+                "endpoint": str(delivery.endpoint),
+                "bytes": delivery.total,
+                "bytes_saved": delivery.from_store,
+            }
+            for delivery in engine.loaded.deliveries
+        ],
         "devices": [
             {
                 "name": device.name,

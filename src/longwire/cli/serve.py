@@ -255,7 +255,9 @@ def run(arguments: argparse.Namespace) -> int:
     # Here, so that a wrong file is the reason this command gives.
     Access.load(config.token_file, config.tls)
     if config.token_file is not None:
-        warn_if_exposed(config.token_file)
+        warn_if_exposed("token file", config.token_file)
+    if arguments.tls_key is not None:
+        warn_if_exposed("key file", arguments.tls_key)
     with binding(arguments.host, arguments.port):
         supervisor = Supervisor(
             arguments.host, arguments.port, config, _announce, limits, allow
@@ -269,7 +271,9 @@ def _tls(arguments: argparse.Namespace) -> TlsFiles | None:
     cert, key = arguments.tls_cert, arguments.tls_key
     if cert is None and (key or arguments.tls_client_ca):
         raise UsageError("--tls-key and --tls-client-ca need --tls-cert")
-    return cert and TlsFiles(cert, key, arguments.tls_client_ca)
+    if cert is None:
+        return None
+    return TlsFiles(cert, key, arguments.tls_client_ca)
 
 
 @contextlib.contextmanager

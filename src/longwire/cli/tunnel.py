@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import signal
-from collections.abc import Iterator
-from types import FrameType
 from typing import Any
 
 from longwire.cli.exposure import binding, check_exposure
 from longwire.cli.options import add_credentials, credentials, log_to_stderr
+from longwire.cli.signals import stopped_by_signals
 from longwire.client.tunnel import Tunnel
 from longwire.transport.endpoint import parse_endpoint
 from longwire.wire.constants import DEFAULT_PORT
@@ -62,25 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
     shown = credentials(arguments)
     with binding(arguments.host, arguments.port):
         tunnel = Tunnel(arguments.host, arguments.port, remote, shown)
-    with contextlib.closing(tunnel), _stopped_by_signals(tunnel):
+    with contextlib.closing(tunnel), stopped_by_signals(tunnel.stop):
         print(f"server {remote}, protocol {tunnel.try_remote()}")
         # Scripts wait for this line.
         print(f"listening on {tunnel.address}", flush=True)
         tunnel.run()
     return 0
-
-
-@contextlib.contextmanager
-def _stopped_by_signals(tunnel: Tunnel) -> Iterator[None]:
-    """Have SIGTERM and Ctrl-C stop the tunnel, and nothing else."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        tunnel.stop()
-
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    previous = {number: signal.signal(number, stop) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

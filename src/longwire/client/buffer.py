@@ -27,6 +27,7 @@ from longwire.wire.constants import U64_MAX, Command
 from longwire.wire.graphs import Graph
 from longwire.wire.lx import Top
 from longwire.wire.patches import Bases
+from longwire.wire.tensors import TENSOR_SIZE
 from longwire.wire.types import QUANTIZED
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ __all__ = ["RemoteBuffer", "Session", "buffer_of", "is_padded", "unusable"]
 
 _PADDED_ROW = 512
 """CUDA pads quantised rows that are no multiple of this."""
+
+_WHOLE = m.SetTensor(bytes(TENSOR_SIZE), 0, 0).encode()[TENSOR_SIZE:]
+"""What follows the record of a write at offset 0 that is not to be kept."""
 
 _BLOCK = re.compile(rb"blk\.(\d+)\.")
 
@@ -113,6 +117,7 @@ class RemoteBuffer:
         self._session = device.session
         self._connection = device.connection
         self._base: int | None = None
+        self._weights: bool | None = None
         self._address = 0
         self._uploader: Uploader | None = None
         """Who may have writes to this buffer under way."""
@@ -188,13 +193,21 @@ class RemoteBuffer:
     def set_tensor(self, tensor: int, data: int, offset: int, size: int) -> None:
         record = self._session.records.of(tensor)
         content = memory.view(data, size)
-        if self.device.plugin.usage(self._address) == Usage.WEIGHTS:
+        if self._holds_weights():
             name = self._note_layer(tensor)
             self._set_weight(Weight(name, record, content, offset))
             return
         self.settle()
-        head = m.SetTensor(record, 0, offset).encode()
+        # A step's inputs are many, and whole tensors.
+        head = m.SetTensor(record, 0, offset).encode() if offset else record + _WHOLE
         self._connection.post(Command.SET_TENSOR, head, content)
+
+    def _holds_weights(self) -> bool:
+        if self._weights is None:
+            # Said once, before the first write.
+            usage = self.device.plugin.usage(self._address)
+            self._weights = usage == Usage.WEIGHTS
+        return self._weights
 
     def _set_weight(self, weight: Weight) -> None:
         uploader = self._join_upload()
@@ -254,7 +267,7 @@ class RemoteBuffer:
 
     def set_tensor_2d(self, tensor: int, rows: Rows) -> None:
         uploader = None
-        if self.device.plugin.usage(self._address) == Usage.WEIGHTS:
+        if self._holds_weights():
             self._note_layer(tensor)
             uploader = self._join_upload()
         else:

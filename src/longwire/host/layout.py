@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from longwire.client.connection import Connection
 from longwire.client.device import RemoteDevice
+from longwire.client.upload import Upload, uploading
+from longwire.client.uploader import Delivery
 from longwire.errors import CallFailed, UsageError
+from longwire.host.upload import model_upload, split_files
 from longwire.native.compute import list_devices
 from longwire.native.engine import NativeEngine
 from longwire.native.model import (
@@ -73,6 +78,7 @@ class LoadedModel:
         layout: Layout,
         remote_devices: Sequence[RemoteDevice],
         on_progress: Callable[[float], None] | None = None,
+        on_delivery: Callable[[Sequence[Delivery]], None] | None = None,
     ) -> None:
         """Load over remote devices first, then this machine's GPUs.
 
@@ -84,7 +90,16 @@ class LoadedModel:
         self.remote_devices = list(remote_devices)
         self.placement = Placement()
         self._native = native
+        self.deliveries: list[Delivery] = []
+        """What the load brought to each worker."""
+        self.index_s = 0.0
+        """What of the load went into the model's index, which is made once."""
         self._on_progress = on_progress
+        self._on_delivery = on_delivery
+        self._share = 0.0
+        """Of the model, that llama.cpp has handed over."""
+        files = split_files(layout.model)
+        self._size = sum(file.stat().st_size for file in files if file.is_file())
         self._model: NativeModel | None = None
         self._context: NativeContext | None = None
         try:
@@ -128,16 +143,15 @@ class LoadedModel:
         return self._context
 
     def _load(self, layout: Layout) -> None:
-        self._model = NativeModel(
-            self._native,
-            layout.model,
-            devices=[*layout.native_devices, *self._choose(layout.devices)],
-            n_gpu_layers=layout.n_gpu_layers,
-            split_mode=layout.split_mode,
-            tensor_split=layout.tensor_split,
-            use_extra_bufts=not layout.exact,
-            on_progress=self._progress,
-        )
+        addresses = self._choose(layout.devices)
+        started = time.perf_counter()
+        upload = model_upload(self._native, layout.model, self._connections(addresses))
+        self.index_s = time.perf_counter() - started
+        with uploading(upload):
+            self._model = self._load_model(layout, addresses, upload)
+            upload.finish(lambda: self._tell(upload))
+            self._tell(upload)
+        self.deliveries = upload.deliveries
         self._context = NativeContext(
             self._model,
             n_ctx=layout.n_ctx,
@@ -160,10 +174,45 @@ class LoadedModel:
             raise UsageError(f"no device named {missing[0]!r}; there are: {known}")
         return [offered[name.lower()] for name in names]
 
-    def _progress(self, share: float) -> bool:
+    def _load_model(
+        self, layout: Layout, addresses: Sequence[int], upload: Upload
+    ) -> NativeModel:
+        try:
+            return NativeModel(
+                self._native,
+                layout.model,
+                devices=[*layout.native_devices, *addresses],
+                n_gpu_layers=layout.n_gpu_layers,
+                split_mode=layout.split_mode,
+                tensor_split=layout.tensor_split,
+                use_extra_bufts=not layout.exact,
+                on_progress=lambda share: self._progress(upload, share),
+            )
+        except CallFailed:
+            # All that llama.cpp knows is that it was stopped.
+            upload.check()
+            raise
+
+    def _connections(self, addresses: Sequence[int]) -> list[Connection]:
+        chosen = [d for d in self.remote_devices if d.plugin.address in addresses]
+        return list(dict.fromkeys(device.connection for device in chosen))
+
+    def _progress(self, upload: Upload, share: float) -> bool:
+        """llama.cpp is about to hand over the next weight; False stops it."""
+        self._share = share
+        self._tell(upload)
+        if not upload.failed and all(d.connection.healthy for d in self.remote_devices):
+            return True
+        # llama.cpp frees the buffers next: nothing more need go there.
+        upload.stop()
+        return False
+
+    def _tell(self, upload: Upload) -> None:
         if self._on_progress is not None:
-            self._on_progress(share)
-        return all(d.connection.healthy for d in self.remote_devices)
+            here = self._share - upload.under_way / self._size
+            self._on_progress(max(0.0, here))
+        if self._on_delivery is not None:
+            self._on_delivery(upload.deliveries)
 
     def report(self) -> list[DeviceReport]:
         """What each device holds: remote ones first, then this machine's."""

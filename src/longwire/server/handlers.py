@@ -99,6 +99,8 @@ def _set_tensor(s: SessionState, body: memoryview, length: int) -> Pieces:
     kept = bool(request.cache_flag) and s.cache is not None
     target = tensor.bytes(request.offset, size)
     if target is not None:
+        if not kept:
+            s.tensors.rewrites.remember(body, target)
         s.stream.take_into(target)
         if kept:
             keep(s, target)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from longwire.errors import BadRequest
 from longwire.native.compute import NativeBuffer, tensor_record
 from longwire.server.buffers import BufferTable, SessionBuffer
+from longwire.server.rewrites import Rewrites
 from longwire.wire.constants import OP_COUNT, U32_MAX, U64_MAX
 from longwire.wire.tensors import STRIDE_LIMIT, TENSOR_SIZE, Tensor
 from longwire.wire.types import TYPES, nbytes
@@ -94,6 +95,7 @@ class TensorChecker:
     def __init__(self, buffers: BufferTable) -> None:
         self._buffers = buffers
         self._passed: dict[bytes, CheckedTensor] = {}
+        self.rewrites = Rewrites()
         self._wide = False
 
     def widen(self) -> None:
@@ -104,6 +106,7 @@ class TensorChecker:
     def forget(self) -> None:
         """Check everything anew: memory is gone, or is another."""
         self._passed.clear()
+        self.rewrites.forget()
 
     def check(self, record: bytes, command: str) -> CheckedTensor:
         """The memory that a record names.

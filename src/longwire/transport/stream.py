@@ -143,6 +143,12 @@ class Stream:
         self._start += size
         return self._view[start : start + size]
 
+    def peek(self, size: int) -> memoryview | None:
+        """The next `size` bytes if they are here already, not taken; else None."""
+        if self._end - self._start < size:
+            return None
+        return self._view[self._start : self._start + size]
+
     def take_into(self, target: memoryview) -> None:
         """Receive exactly `len(target)` bytes into `target`.
 

@@ -96,3 +96,4 @@ class Command(IntEnum):
     LX_HAVE = 0x87
     LX_SET_DIGEST = 0x88
     LX_GRAPH_PATCH = 0x89
+    LX_TRACE = 0x8A

@@ -155,6 +155,7 @@ LX_SHAPES: Mapping[int, Shape] = {
     _C.LX_GRAPH_PATCH: Shape(20, 20 + 8 * MAX_PATCH, None),
     _C.LX_HAVE: Shape(4, 4 + DIGEST_SIZE * MAX_DIGESTS, ANY),
     _C.LX_SET_DIGEST: _fixed(_T + 16 + DIGEST_SIZE, None, drains=True),
+    _C.LX_TRACE: _fixed(4, ANY),
 }
 
 DIALECTS = {7: V7, 8: V8}

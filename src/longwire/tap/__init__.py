@@ -1,0 +1,1 @@
+"""A proxy that shows what passes between a client and a server, of whichever make."""
