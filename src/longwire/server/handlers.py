@@ -22,7 +22,7 @@ from longwire.server.top import largest
 from longwire.wire import messages as m
 from longwire.wire.constants import LX_VERSION, Command
 from longwire.wire.lx import TOP_MOST, Top
-from longwire.wire.types import F32_TYPE
+from longwire.wire.types import F32_TYPE, nbytes
 
 __all__ = ["HANDLERS", "STREAMED"]
 
@@ -194,6 +194,10 @@ def _get_alloc_size(s: SessionState, body: memoryview, length: int) -> Pieces:
     request = m.GetAllocSize.decode(body)
     device = s.device(request.device, name)
     linked = LinkedTensor(request.tensor, request.srcs, name, s.dialect.lx)
+    if not linked.complete:
+        # What a device adds depends on sources that it would look at unchecked.
+        tensor = linked.tensor
+        return [m.U64.pack(nbytes(tensor.type, tensor.ne, tensor.nb))]
     buffer = s.buffers.find(linked.tensor.buffer)
     native = buffer.native.address if buffer else None
     return [m.U64.pack(device.alloc_size(linked.native, native))]

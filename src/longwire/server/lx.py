@@ -11,7 +11,6 @@ from longwire.native.compute import op_names
 from longwire.server.spans import SpanRing
 from longwire.server.state import Handler, Pieces, SessionState
 from longwire.server.tensors import LinkedTensor
-from longwire.server.verify.rules import RULES
 from longwire.wire import messages as m
 from longwire.wire.constants import LX_VERSION, Command
 from longwire.wire.lx import (
@@ -84,14 +83,8 @@ def _supports_ops(s: SessionState, body: memoryview, length: int) -> Pieces:
     for query in request.queries:
         record, srcs = query[:TENSOR_SIZE], query[TENSOR_SIZE:]
         op = LinkedTensor(record, srcs, "LX_SUPPORTS_OPS", wide=True)
-        answers.append(_complete(op) and device.supports_op(op.native))
+        answers.append(op.complete and device.supports_op(op.native))
     return [answers]
-
-
-def _complete(op: LinkedTensor) -> bool:
-    """Whether an op has the sources that devices look at without a check."""
-    rule = RULES.get(op.tensor.op)
-    return rule is None or bool(op.native["src"][0, : rule.sources].all())
 
 
 def _ping(s: SessionState, body: memoryview, length: int) -> Pieces:

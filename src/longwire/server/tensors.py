@@ -16,6 +16,7 @@ from longwire.errors import BadRequest
 from longwire.native.compute import NativeBuffer, tensor_record
 from longwire.server.buffers import BufferTable, SessionBuffer
 from longwire.server.rewrites import Rewrites
+from longwire.server.verify.rules import RULES
 from longwire.wire.constants import OP_COUNT, U32_MAX, U64_MAX
 from longwire.wire.tensors import STRIDE_LIMIT, TENSOR_SIZE, Tensor
 from longwire.wire.types import TYPES, nbytes
@@ -80,6 +81,12 @@ class LinkedTensor:
             if source.id:
                 self._sources.append(_unplaced(source, command))
                 self.native["src"][0, i] = self._sources[-1].ctypes.data
+
+    @property
+    def complete(self) -> bool:
+        """Whether it has the sources that devices look at without a check."""
+        rule = RULES.get(self.tensor.op)
+        return rule is None or bool(self.native["src"][0, : rule.sources].all())
 
 
 def _unplaced(tensor: Tensor, command: str) -> npt.NDArray[Any]:
