@@ -120,7 +120,7 @@ class RemoteBuffer:
         self._weights: bool | None = None
         self._address = 0
         self._uploader: Uploader | None = None
-        """Who may have writes to this buffer under way."""
+        """Who may have writes to this buffer under way: only weights ever are."""
 
     @property
     def address(self) -> int:
@@ -197,7 +197,6 @@ class RemoteBuffer:
             name = self._note_layer(tensor)
             self._set_weight(Weight(name, record, content, offset))
             return
-        self.settle()
         # A step's inputs are many, and whole tensors.
         head = m.SetTensor(record, 0, offset).encode() if offset else record + _WHOLE
         self._connection.post(Command.SET_TENSOR, head, content)
@@ -270,8 +269,6 @@ class RemoteBuffer:
         if self._holds_weights():
             self._note_layer(tensor)
             uploader = self._join_upload()
-        else:
-            self.settle()
         for write in self._row_writes(tensor, rows):
             if uploader is not None:
                 uploader.put(self.handle, write)

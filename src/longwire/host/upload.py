@@ -17,7 +17,7 @@ from longwire.client.upload import Upload
 from longwire.client.writes import Source, keeps_data
 from longwire.errors import UsageError
 from longwire.models.gguf import GgufTensor, gguf_tensors
-from longwire.models.index import IndexedTensor, load_index
+from longwire.models.index import IndexedTensor, load_index, read_index
 from longwire.native.engine import NativeEngine
 from longwire.wire.constants import HASH_THRESHOLD
 
@@ -66,6 +66,8 @@ def _sources(
         places = gguf_tensors(engine, file)
         if not by_hash or all(place.size <= HASH_THRESHOLD for place in places):
             return {p.name.encode(): Source(_part(data, p)) for p in places}
+    if read_index(file) is None:
+        _log.info("making the index of %s, which takes a while and is done once", file)
     return {
         t.name.encode(): Source(_part(data, t), t.digest, t.fnv)
         for t in load_index(engine, file, fnv=by_hash).tensors
