@@ -7,7 +7,7 @@ LongwireError
 │   ├─ UnknownCommand     a number the dialect does not know
 │   ├─ LimitExceeded      well-formed, but over a named limit
 │   ├─ BadRequest         a field that fails a check of PROTOCOL.md
-│   ├─ Unauthenticated    the server wants a token first, or another one
+│   │   └─ Unauthenticated  the server wants a token first, or another one
 │   └─ VersionMismatch    the peer speaks a dialect we do not
 ├─ RemoteError          one endpoint let a command down
 │   ├─ ConnectionLost     the byte stream broke, or a deadline passed
@@ -134,16 +134,8 @@ class BadRequest(ProtocolError):
         return f"{self.command}: {self.reason}"
 
 
-class Unauthenticated(ProtocolError):
+class Unauthenticated(BadRequest):
     """A client that has not shown that it knows the server's token."""
-
-    def __init__(self, command: str, reason: str) -> None:
-        super().__init__(command, reason)
-        self.command = command
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"{self.command}: {self.reason}"
 
 
 class VersionMismatch(ProtocolError):

@@ -10,8 +10,10 @@ from typing import IO
 from longwire.client.credentials import Credentials
 from longwire.errors import UsageError
 from longwire.native.profiles import DEFAULT_ENGINE
+from longwire.wire.constants import DEFAULT_PORT
 
 __all__ = [
+    "add_address",
     "add_credentials",
     "add_engine",
     "count",
@@ -24,6 +26,20 @@ __all__ = [
     "seconds",
     "shares",
 ]
+
+
+def add_address(parser: argparse.ArgumentParser) -> None:
+    """`--host` and `--port`: where to listen."""
+    parser.add_argument(
+        "-H", "--host", default="127.0.0.1", help="address to bind (%(default)s)"
+    )
+    parser.add_argument(
+        "-p",
+        "--port",
+        type=int,
+        default=DEFAULT_PORT,
+        help="port to bind, 0 for any free one (%(default)s)",
+    )
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from longwire.cli.exposure import binding, check_exposure
-from longwire.cli.options import add_engine, count, names, positive, seconds
+from longwire.cli.options import (
+    add_address,
+    add_engine,
+    count,
+    names,
+    positive,
+    seconds,
+)
 from longwire.cli.sizes import parse_size
 from longwire.errors import UsageError
 from longwire.native.compute import default_threads
@@ -21,7 +28,6 @@ from longwire.server.metrics import Metrics, MetricsPage
 from longwire.server.supervisor import Supervisor
 from longwire.transport.tls import TlsFiles
 from longwire.transport.tokens import warn_if_exposed
-from longwire.wire.constants import DEFAULT_PORT
 
 __all__ = ["add_parser"]
 
@@ -39,16 +45,7 @@ def add_parser(commands: Any) -> None:
         "certificates again, starts the warm sessions anew and looks for new model "
         "files. Exit codes: 0 stopped, 1 failed, 2 asked for what cannot be.",
     )
-    parser.add_argument(
-        "-H", "--host", default="127.0.0.1", help="address to bind (%(default)s)"
-    )
-    parser.add_argument(
-        "-p",
-        "--port",
-        type=int,
-        default=DEFAULT_PORT,
-        help="port to bind, 0 for any free one (%(default)s)",
-    )
+    add_address(parser)
     parser.add_argument(
         "-d",
         "--device",

@@ -7,11 +7,15 @@ import contextlib
 from typing import Any
 
 from longwire.cli.exposure import binding, check_exposure
-from longwire.cli.options import add_credentials, credentials, log_to_stderr
+from longwire.cli.options import (
+    add_address,
+    add_credentials,
+    credentials,
+    log_to_stderr,
+)
 from longwire.cli.signals import stopped_by_signals
 from longwire.client.tunnel import Tunnel
 from longwire.transport.endpoint import parse_endpoint
-from longwire.wire.constants import DEFAULT_PORT
 
 __all__ = ["add_parser"]
 
@@ -25,16 +29,7 @@ def add_parser(commands: Any) -> None:
         "neither, then uses the local port.",
     )
     parser.add_argument("server", metavar="HOST:PORT", help="the server")
-    parser.add_argument(
-        "-H", "--host", default="127.0.0.1", help="address to bind (%(default)s)"
-    )
-    parser.add_argument(
-        "-p",
-        "--port",
-        type=int,
-        default=DEFAULT_PORT,
-        help="port to bind, 0 for any free one (%(default)s)",
-    )
+    add_address(parser)
     parser.add_argument(
         "--insecure",
         action="store_true",

@@ -35,7 +35,7 @@ _STALL_S = 60.0
 """How long a client may take nothing in. A server may compute for longer."""
 
 
-class Tunnel:
+class Tunnel(PortServer):
     """Listens on a local address; `run` serves until `stop`. Close it."""
 
     def __init__(
@@ -54,12 +54,7 @@ class Tunnel:
         self._remote = remote
         self._credentials = credentials
         self._deadlines = deadlines or Deadlines()
-        self._port = PortServer(host, port, self._serve, _MOST_CLIENTS)
-
-    @property
-    def address(self) -> Endpoint:
-        """Where clients connect to."""
-        return self._port.address
+        super().__init__(host, port, self._tunnel, _MOST_CLIENTS)
 
     def try_remote(self) -> str:
         """Greet the server once; returns its protocol version.
@@ -82,19 +77,7 @@ class Tunnel:
             connection.close()
         return connection.dialect.version
 
-    def stop(self) -> None:
-        """Ask `run` to return; safe from other threads and signal handlers."""
-        self._port.stop()
-
-    def run(self) -> None:
-        """Serve; returns after `stop`. `close` is still due."""
-        self._port.run()
-
-    def close(self) -> None:
-        """Close the address and every client's connection; idempotent."""
-        self._port.close()
-
-    def _serve(self, client: Stream, peer: str) -> None:
+    def _tunnel(self, client: Stream, peer: str) -> None:
         try:
             self._carry(client)
         except EOFError:
@@ -112,7 +95,7 @@ class Tunnel:
         client.skip(CAPS_SIZE)
         connection, hello = greet(self._remote, self._deadlines, self._credentials)
         server = connection.detach()
-        self._port.own(server)
+        self.own(server)
         answer = hello.encode()
         client.send([ANSWER_HEADER.pack(len(answer)), answer])
         client.set_deadline(_STALL_S)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 
 from longwire.tap.views import Closed, Opened, Source
-from longwire.transport.endpoint import Endpoint
 from longwire.transport.relay import PortServer
 from longwire.transport.splice import splice
 from longwire.transport.stream import Stream
@@ -30,7 +29,7 @@ Note = Callable[[Source, Event | Opened | Closed], None]
 of `time.perf_counter`."""
 
 
-class Tap:
+class Tap(PortServer):
     """Listens on a local address, and carries each client to a server of its own
     choosing; `run` serves until `stop`. Close it."""
 
@@ -46,32 +45,15 @@ class Tap:
         self._connect = connect
         self._note = note
         self._numbers = itertools.count(1)
-        self._port = PortServer(host, port, self._serve, _MOST_CLIENTS)
+        super().__init__(host, port, self._watch, _MOST_CLIENTS)
 
-    @property
-    def address(self) -> Endpoint:
-        """Where clients connect to."""
-        return self._port.address
-
-    def stop(self) -> None:
-        """Ask `run` to return; safe from other threads and signal handlers."""
-        self._port.stop()
-
-    def run(self) -> None:
-        """Serve; returns after `stop`. `close` is still due."""
-        self._port.run()
-
-    def close(self) -> None:
-        """Close the address and every connection; idempotent."""
-        self._port.close()
-
-    def _serve(self, client: Stream, peer: str) -> None:
+    def _watch(self, client: Stream, peer: str) -> None:
         try:
             server = self._connect()
         except OSError as error:
             _log.warning("%s: the server cannot be reached: %s", peer, explain(error))
             return
-        self._port.own(server)
+        self.own(server)
         client.set_deadline(_STALL_S)
         server.set_deadline(_STALL_S)
         source = Source(next(self._numbers), peer)
