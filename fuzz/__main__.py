@@ -14,7 +14,7 @@ import atheris
 
 __all__ = ["TARGETS", "main"]
 
-TARGETS = ("frames", "messages", "graphs", "sequences")
+TARGETS = ("frames", "messages", "graphs", "sequences", "taps")
 
 _HERE = Path(__file__).parent
 _WORK = _HERE.parent / "build" / "fuzz"

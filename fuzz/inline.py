@@ -14,11 +14,14 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 
+from fuzz.contents import stocked
 from longwire.native.compute import ComputeDevice, select_devices
 from longwire.native.engine import load_engine, on_abort
 from longwire.native.profiles import DEFAULT_ENGINE
 from longwire.server.buffers import BufferTable
+from longwire.server.cache import WeightCache
 from longwire.server.limits import Ledger, Limits
 from longwire.server.pool import exit_text
 from longwire.server.session import serve_client
@@ -54,9 +57,12 @@ class LedgerQuota:
 class _Child:
     """A process that serves one client after the other, until one ends it."""
 
-    def __init__(self, listener: socket.socket, protocol: int) -> None:
+    def __init__(
+        self, listener: socket.socket, protocol: int, cache: WeightCache
+    ) -> None:
         self._listener = listener
         self._protocol = protocol
+        self._cache = cache
         # Shared, so that the parent knows whom the child served when it died.
         self._peer = mmap.mmap(-1, 16)
         self._state: SessionState | None = None
@@ -94,7 +100,7 @@ class _Child:
             dialect=DIALECTS[self._protocol],
             devices=devices,
             n_threads=1,
-            cache=None,
+            cache=self._cache,
             stream=Stream(client),
             buffers=BufferTable(quota),
         )
@@ -114,9 +120,10 @@ def _report(**facts: object) -> None:
 
 
 def main() -> int:
-    """Entry point: `python -m fuzz.inline LISTENING_FD PROTOCOL CHILDREN`."""
+    """Entry point: `python -m fuzz.inline LISTENING_FD PROTOCOL CHILDREN FOLDER`."""
     listener = socket.socket(fileno=int(sys.argv[1]))
     protocol, count = int(sys.argv[2]), int(sys.argv[3])
+    cache = stocked(Path(sys.argv[4]))
     load_engine(DEFAULT_ENGINE)
     children: dict[int, _Child] = {}
     stopping = False
@@ -130,7 +137,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stop)
     while not stopping:
         while len(children) < count:
-            child = _Child(listener, protocol)
+            child = _Child(listener, protocol, cache)
             children[child.pid] = child
         _report(event="ready")
         pid, status = os.wait()

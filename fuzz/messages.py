@@ -9,6 +9,8 @@ from fuzz.source import Source
 from longwire.errors import BadFrame, LimitExceeded
 from longwire.wire import lx
 from longwire.wire import messages as m
+from longwire.wire.patches import GraphPatch
+from longwire.wire.spans import TraceAnswer, TraceRequest
 from longwire.wire.tensors import TENSOR_SIZE, Tensor
 from longwire.wire.types import TYPES, nbytes
 
@@ -34,6 +36,8 @@ _FIXED: list[tuple[Any, int]] = [
     (m.CommAllreduce, 4 + _T),
     (lx.LxStart, 4),
     (lx.Top, _T + 20),
+    (lx.SetDigest, _T + 48),
+    (TraceRequest, 4),
 ]
 """Decoders and the one length that they are given (`ServerOrder` sees to it)."""
 
@@ -42,6 +46,9 @@ _VARYING: list[tuple[Callable[[bytes], Any], int]] = [
     (lx.LxStartAnswer.decode, 0),
     (lx.LxDevice.decode, 0),
     (lx.SupportsOps.decode, 8),
+    (lx.Have.decode, 4),
+    (TraceAnswer.decode, 0),
+    (GraphPatch.decode, 0),
 ]
 """Decoders of any length from a least one on."""
 
@@ -75,8 +82,10 @@ def _check_varying(decode: Callable[[bytes], Any], body: bytes) -> None:
         found = decode(body)
     except (BadFrame, LimitExceeded):
         return
-    if decode == lx.SupportsOps.decode:
+    if decode in (lx.SupportsOps.decode, lx.Have.decode, TraceAnswer.decode):
         assert found.encode() == body
+    if decode == GraphPatch.decode:
+        assert b"".join(found.encode()) == body
 
 
 def _check_tensor(body: bytes) -> None:

@@ -1,8 +1,9 @@
 """One client's life as data: what it sends, and how it leaves.
 
 A recording says what goes over the wire, byte for byte, so that a finding stays
-the same finding whatever becomes of the generator. Two things are filled in when
-it is played: the handles that the server gives out, which are random.
+the same finding whatever becomes of the generator. Filled in when it is played are
+the handles that the server gives out, which are random, and proofs, which are of
+the server's nonce.
 """
 
 from __future__ import annotations
@@ -19,13 +20,19 @@ from longwire.wire.frames import REQUEST_HEADER
 from longwire.wire.lx import LxStart
 from support.client import Buffer
 
-__all__ = ["ENDINGS", "Recording", "frame", "stand_in"]
+__all__ = ["ENDINGS", "NONCE", "PROOF_STAND_IN", "Recording", "frame", "stand_in"]
 
 _HANDLE = 0xA5C3_0000_F19E_0000
 """Plus a buffer's number: its handle until the server has named it."""
 
 _BASE, _BASE_STEP = 1 << 44, 2 << 32
 """Where our server puts the first buffer of a session, and how far the next."""
+
+NONCE = bytes(range(32))
+"""What a recording sends in LX_AUTH, if it means well."""
+
+PROOF_STAND_IN = b"proof of a token, not yet known."
+"""In LX_PROVE, for who plays it with a token to replace."""
 
 ENDINGS = ("half-close", "reset", "leave", "pieces")
 """Half-close and read all; reset at once; close unread; dribble, then half-close."""
@@ -53,6 +60,8 @@ class Recording:
     greet: bool = True
     lx: bool = False
     ending: str = ENDINGS[0]
+    prove: bool = False
+    """Whether the opening shows that it knows a token."""
 
     @property
     def dialect(self) -> Dialect:
@@ -60,8 +69,11 @@ class Recording:
 
     @property
     def opening(self) -> bytes:
-        """HELLO, LX_START and the allocations, as far as they are wanted."""
+        """HELLO, a proof, LX_START and the allocations, as far as they are wanted."""
         sent = frame(Command.HELLO, m.Hello().encode()) if self.greet else b""
+        if self.prove:
+            sent += frame(Command.LX_AUTH, NONCE)
+            sent += frame(Command.LX_PROVE, PROOF_STAND_IN)
         if self.lx:
             sent += frame(Command.LX_START, LxStart(LX_VERSION).encode())
         for size in self.buffers:
@@ -71,7 +83,7 @@ class Recording:
     @property
     def answers(self) -> int:
         """How many answers the opening gets."""
-        return self.greet + self.lx + len(self.buffers)
+        return self.greet + 2 * self.prove + self.lx + len(self.buffers)
 
     def rest(self, answers: list[bytes]) -> bytes:
         """The bytes after the opening, with the handles of its answers."""

@@ -13,17 +13,21 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from fuzz.contents import own_cache
 from fuzz.inline import LedgerQuota
-from fuzz.recording import Recording
+from fuzz.recording import NONCE, PROOF_STAND_IN, Recording
 from longwire.server.buffers import BufferTable
 from longwire.server.session import serve_client
 from longwire.server.state import SessionState
 from longwire.transport.stream import Stream
+from longwire.wire import messages as m
 from longwire.wire.frames import ANSWER_HEADER
 from longwire.wire.lx import ERROR_BIT
+from longwire.wire.proof import NONCE_SIZE, client_proof
+from longwire.wire.trace import Event, Trace
 from support.device import PlainDevice
 
-__all__ = ["Answers", "rehearse"]
+__all__ = ["Answers", "Tap", "rehearse"]
 
 _MEMORY = 1 << 24
 """What a client may allocate: the plain device really fills it."""
@@ -56,13 +60,33 @@ class Answers:
             self.rest = self.rest[end:]
 
 
+class Tap:
+    """Looks on as bytes pass, and counts them for its clock."""
+
+    def __init__(self) -> None:
+        self.trace = Trace()
+        self.events: list[Event] = []
+        self._now_s = 0.0
+
+    def up(self, data: m.Bytes) -> None:
+        self._now_s += 1
+        self.events += self.trace.from_client(self._now_s, data)
+
+    def down(self, data: m.Bytes) -> None:
+        self._now_s += 1
+        self.events += self.trace.from_server(self._now_s, data)
+
+
 class _ScriptedSocket:
     """Gives the opening, then the rest once the opening is answered, then the end."""
 
     family = -1
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(
+        self, recording: Recording, token: bytes | None, tap: Tap | None
+    ) -> None:
         self.answers = Answers()
+        self._token, self._tap = token, tap
         self._recording = recording
         self._pending = memoryview(recording.opening)
         self._opened = False
@@ -76,15 +100,33 @@ class _ScriptedSocket:
                 self._pending = memoryview(self._recording.rest(self.answers.bodies))
         if not self._pending and self._recording.ending == "reset":
             raise ConnectionResetError("scripted")
-        n = min(len(target), len(self._pending), self._most)
+        n = min(len(target), len(self._pending), self._most, self._unproven())
         target[:n] = self._pending[:n]
         self._pending = self._pending[n:]
+        if self._tap is not None:
+            self._tap.up(bytes(target[:n]))
         return n
+
+    def _unproven(self) -> int:
+        """How many bytes are ahead of the next proof; one that is due is made."""
+        if self._token is None:
+            return len(self._pending)
+        pending = bytes(self._pending)
+        at = pending.find(PROOF_STAND_IN)
+        if at == 0:
+            nonces = [b for b in self.answers.bodies if len(b) == NONCE_SIZE]
+            proof = client_proof(self._token, NONCE, nonces[-1] if nonces else b"")
+            pending = proof + pending[len(proof) :]
+            self._pending = memoryview(pending)
+            at = pending.find(PROOF_STAND_IN)
+        return len(pending) if at < 0 else at
 
     def sendmsg(self, pieces: list[memoryview]) -> int:
         if self._recording.ending == "leave" and self._opened:
             raise BrokenPipeError("scripted")
         sent = b"".join(pieces)
+        if self._tap is not None:
+            self._tap.down(sent)
         self.answers.feed(sent)
         return len(sent)
 
@@ -113,16 +155,24 @@ class _Device(PlainDevice):
 
     type = 0
     description = "memory with guards"
+    accelerates = True
+    """So that no file is mapped in place of its memory: that is ggml's to do."""
     engine = _Engine
 
     def supports_op(self, op: npt.NDArray[Any]) -> bool:
         return bool(np.count_nonzero(op["src"]))
 
 
-def rehearse(recording: Recording, tokens: Sequence[bytes] = ()) -> Answers:
+def rehearse(
+    recording: Recording,
+    tokens: Sequence[bytes] = (),
+    token: bytes | None = None,
+    tap: Tap | None = None,
+) -> Answers:
     """Play a recording, and see that nothing is left of it.
 
-    With `tokens`, which no recording knows: that nothing has been done for it.
+    With `tokens`, of the server's: that nothing has been done for it, unless it
+    knows a `token` and has proven it.
 
     Raises:
         AssertionError: the session did not end in order, left something, or wrote
@@ -130,19 +180,24 @@ def rehearse(recording: Recording, tokens: Sequence[bytes] = ()) -> Answers:
     """
     device = _Device()
     quota = LedgerQuota(_MEMORY)
-    scripted = _ScriptedSocket(recording)
+    scripted = _ScriptedSocket(recording, token, tap)
     state = SessionState(
         dialect=recording.dialect,
         devices=cast(Any, [device]),
         n_threads=1,
-        cache=None,
+        cache=own_cache(),
         stream=Stream(cast(Any, scripted)),
         buffers=BufferTable(quota),
         tokens=tokens,
     )
     reason = serve_client(state)
     assert _ORDERLY.match(reason), reason
-    if tokens:
+    if tap is not None and reason == "the client left":
+        # Who looks on from piece to piece understands what the server does.
+        assert tap.trace.undecoded is None, tap.trace.undecoded
+    if token is not None:
+        assert state.proven or not recording.prove, "a client with a token is out"
+    elif tokens:
         assert not state.proven, "a client without a token is in"
         assert not state.buffers.opened and not device.computed, "and was served"
     state.stream.close()

@@ -18,7 +18,7 @@ __all__ = ["check", "recording", "seeds"]
 # What it refuses is what is looked for here.
 logging.getLogger("longwire.session").setLevel(logging.CRITICAL)
 
-_TOKEN = b"nobody has this token"
+_TOKEN = b"a token that is long enough"
 
 
 @cache
@@ -36,6 +36,10 @@ def check(data: bytes) -> None:
     played = recording(data)
     rehearse(played)
     rehearse(replace(played, buffers=[]), tokens=[_TOKEN])
+    if played.greet:
+        rehearse(
+            replace(played, prove=True), tokens=[b"another token", _TOKEN], token=_TOKEN
+        )
 
 
 def seeds() -> Iterator[bytes]:

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from fuzz.contents import stocked
 from fuzz.health import Finding, LogWatch
 from longwire.transport.endpoint import Endpoint, parse_endpoint
 from support.worker import serve_command, until
@@ -55,11 +56,13 @@ def serving(kind: str, protocol: int) -> Iterator[Server]:
 
 def _serve(protocol: int, stack: ExitStack) -> Server:
     folder = stack.enter_context(tempfile.TemporaryDirectory())
-    output = Path(folder, "stdout")
+    output, cache = Path(folder, "stdout"), Path(folder, "cache")
+    stocked(cache)
     command = serve_command(
         *("-v", "-t", "1", "--drain-timeout", "0", "--metrics-port", "0"),
         *("--spares", str(_SPARES), "--memory-limit", "1G"),
-        *("--protocol", str(protocol)),
+        *("--protocol", str(protocol), "--cache", str(cache)),
+        *("--cache-limit", "1M"),
     )
     with output.open("wb") as out:
         process, log = _start(command, stack, stdout=out.fileno())
@@ -75,12 +78,13 @@ def _serve(protocol: int, stack: ExitStack) -> Server:
 
 
 def _inline(protocol: int, stack: ExitStack) -> Server:
+    cache = stack.enter_context(tempfile.TemporaryDirectory())
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
     # Whoever is in the backlog when the server ends shall not wait for ever.
     with listener:
         fd = listener.fileno()
         command = [sys.executable, "-m", "fuzz.inline"]
-        command += [str(fd), str(protocol), str(_CHILDREN)]
+        command += [str(fd), str(protocol), str(_CHILDREN), cache]
         process, log = _start(command, stack, pass_fds=(fd,))
         endpoint = Endpoint(*listener.getsockname())
     return Server("inline", process, endpoint, log)

@@ -8,10 +8,12 @@ import pytest
 
 from support.keys import Keys, make_keys
 
-# A runner in the background starts with SIGINT ignored, and all children would
-# inherit that: Ctrl-C could not be tested.
+# A runner in the background starts with SIGINT ignored, one under nohup with SIGHUP,
+# and all children would inherit that: Ctrl-C and reloads could not be tested.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from longwire.client.connection import Connection
 from longwire.client.records import NativeTensor, Records
 from longwire.wire.constants import U32_MAX, Command
-from longwire.wire.dialects import MAX_SUPPORT_QUERIES
 from longwire.wire.lx import SupportsOps
 from longwire.wire.tensors import NULL_TENSOR
 
@@ -38,8 +37,11 @@ class _Question(NamedTuple):
 _Questions = dict[tuple[Kind, Sizes], _Question]
 
 _asked: dict[str, _Questions] = {}
-"""By engine, whose numbers of ops these are: what any device of this process was
-asked, up to as many as one message holds."""
+"""By engine, whose numbers of ops these are: what devices of this process were
+asked last."""
+
+_SHARED = 128
+"""Questions, of 3 kB each: a model has some fifty."""
 
 
 class OpSupport:
@@ -87,8 +89,9 @@ class OpSupport:
         for (kind, sizes), can in zip(questions, answer, strict=True):
             self._known.setdefault(kind, {})[sizes] = bool(can)
         for asked, question in questions.items():
-            if len(self._asked) < MAX_SUPPORT_QUERIES - 1:
-                self._asked.setdefault(asked, question)
+            self._asked.setdefault(asked, question)
+        while len(self._asked) > _SHARED:
+            self._asked.pop(next(iter(self._asked)))
 
     def _query(self, question: _Question) -> bytes:
         op, sources = question
