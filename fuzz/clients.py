@@ -26,7 +26,7 @@ DEADLINE_S = 30.0
 """For one sequence. A kernel that a client makes endless gets 10 s of grace after
 the client has left; the rest is for a machine that has other work."""
 
-_LENGTHS = (16, 24, 32, 48, 64, 96, 160, 400)
+_LENGTHS = (16, 24, 32, 48, 64, 96, 160, 400, 800)
 _ADDRESSES = 1 << 22
 _FIRST = 0x7F40_0000
 """127.64.0.0: sequences have an address each, which the server's log then names."""

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from fuzz.contents import own_cache
 from fuzz.inline import LedgerQuota
 from fuzz.recording import NONCE, PROOF_STAND_IN, Recording
+from longwire.native.compute import NativeBuffer
 from longwire.server.buffers import BufferTable
 from longwire.server.session import serve_client
 from longwire.server.state import SessionState
@@ -158,6 +159,16 @@ class _Device(PlainDevice):
     accelerates = True
     """So that no file is mapped in place of its memory: that is ggml's to do."""
     engine = _Engine
+
+    def free(self, buffer: NativeBuffer) -> None:
+        super().free(buffer)
+        # As the guards are: whoever still writes there is seen in the end.
+        self._memory[buffer.address][:] = 0xEE
+
+    def intact(self) -> bool:
+        """Whether nobody wrote around the buffers, or to freed ones."""
+        freed = (m for a, m in self._memory.items() if a not in self._live)
+        return super().intact() and all((memory == 0xEE).all() for memory in freed)
 
     def supports_op(self, op: npt.NDArray[Any]) -> bool:
         return bool(np.count_nonzero(op["src"]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fuzz.lxmakers import LX, authenticate, start
+from fuzz.lxmakers import LX, LX_TENSORS, authenticate, start
 from fuzz.makers import ANYWHERE, WITH_TENSORS, WITHOUT
 from fuzz.opgraphs import OpGraph
 from fuzz.recording import ENDINGS, Recording, stand_in
@@ -52,7 +52,7 @@ def _maker(w: Writer) -> Maker:
     if w.proves and source.rarely(4):
         return authenticate
     if w.lx and source.rarely(2):
-        return source.pick(LX)
+        return source.pick(LX_TENSORS if w.buffers else LX)
     # What names a tensor ends a session that has none.
     likely = WITH_TENSORS if w.buffers else WITHOUT
     return source.pick(_ALL if source.rarely(16) else likely)
@@ -65,5 +65,5 @@ def _shapeless(w: Writer) -> Message:
     return number, w.source.take(min(shapes[number].least, 4096))
 
 
-_ALL = [*WITHOUT, *WITH_TENSORS, *LX, start, authenticate, *ANYWHERE]
+_ALL = [*WITHOUT, *WITH_TENSORS, *LX_TENSORS, start, authenticate, *ANYWHERE]
 _ALL += [_shapeless] * 4

@@ -11,19 +11,24 @@ from types import ModuleType
 
 import pytest
 
-from fuzz import graphs, sequences
+from fuzz import graphs, sequences, taps
 from fuzz.clients import Plan, address_of, play, seed_of
 from fuzz.health import LogWatch
 from fuzz.recording import ENDINGS, Recording, stand_in
 from fuzz.rehearsal import rehearse
+from longwire.server import session
+from longwire.server.rewrites import Rewrites
+from longwire.server.state import Handler, Pieces, SessionState
 from longwire.transport.endpoint import Endpoint
+from longwire.transport.stream import Stream
 from longwire.wire import messages as m
+from longwire.wire.constants import Command
 from longwire.wire.dialects import Dialect
 from support.tensors import Sum
 from support.worker import Worker
 
 CORPUS = Path(__file__).parents[2] / "fuzz" / "corpus"
-TARGETS = {"graphs": graphs, "sequences": sequences}
+TARGETS = {"graphs": graphs, "sequences": sequences, "taps": taps}
 FILES = [
     pytest.param(module, file, id=f"{name}/{file.name[:20]}")
     for name, module in TARGETS.items()
@@ -54,6 +59,34 @@ def test_the_sequences_reach_every_kind_of_end() -> None:
     assert {recording.protocol for recording in played} == {7, 8}
     assert any(found.errors for found in answers)
     assert max(len(found.bodies) for found in answers) > 8
+
+
+def test_the_sequences_reach_every_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: set[int] = set()
+    rewritten = 0
+
+    def noting(number: int, handler: Handler) -> Handler:
+        def handle(s: SessionState, body: memoryview, length: int) -> Pieces:
+            answer = handler(s, body, length)
+            done.add(number)
+            return answer
+
+        return handle
+
+    class Noting(Rewrites):
+        def find(self, stream: Stream) -> memoryview | None:
+            nonlocal rewritten
+            target = super().find(stream)
+            rewritten += target is not None
+            return target
+
+    handlers = {number: noting(number, h) for number, h in session.HANDLERS.items()}
+    monkeypatch.setattr(session, "HANDLERS", handlers)
+    monkeypatch.setattr("longwire.server.tensors.Rewrites", Noting)
+    for seed in sequences.seeds():
+        sequences.check(seed)
+    assert set(Command) - done == {Command.COMM_ALLREDUCE}
+    assert rewritten
 
 
 @pytest.mark.parametrize("file", RECORDINGS)

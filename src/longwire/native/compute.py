@@ -14,7 +14,7 @@ from longwire.errors import CallFailed, UsageError
 from longwire.native.abi import GGML_TENSOR, DeviceType, Status
 from longwire.native.engine import NativeEngine
 from longwire.native.library import set_threads
-from longwire.native.memory import view
+from longwire.native.memory import use_huge_pages, view
 from longwire.wire.constants import OP_COUNT
 
 __all__ = [
@@ -98,9 +98,11 @@ class ComputeDevice:
         base = library.ggml_backend_buffer_get_base(address) or 0
         true_size = library.ggml_backend_buffer_get_size(address)
         host = library.ggml_backend_buft_is_host(self.buffer_type) and base
-        return NativeBuffer(
-            address, base, true_size, view(base, true_size) if host else None
-        )
+        if not host:
+            return NativeBuffer(address, base, true_size, None)
+        if self.type == DeviceType.CPU:
+            use_huge_pages(base, true_size)
+        return NativeBuffer(address, base, true_size, view(base, true_size))
 
     def free(self, buffer: NativeBuffer) -> None:
         """Give a buffer back; its `bytes` must not be used again."""

@@ -6,12 +6,13 @@ An address here always comes from the engine library, never from the wire.
 from __future__ import annotations
 
 import ctypes as C
+import sys
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["address_of", "array_at", "copy", "fill", "read", "read_i32", "view"]
+__all__ = ["address_of", "array_at", "copy", "fill", "read", "read_i32", "use_huge_pages", "view"]
 
 read = C.string_at
 """`read(address, size)`: a copy of `size` bytes."""
@@ -23,9 +24,29 @@ fill = C.memset
 """`fill(address, value, size)`."""
 
 
+_HUGE_PAGE = 2 << 20
+"""On x86-64 and most others; where it is more, a part stays as it is."""
+
+_MADV_HUGEPAGE = 14
+"""Linux's `mman-common.h`."""
+
+_libc = C.CDLL(None)
+
+
 def view(address: int, size: int) -> memoryview:
     """The `size` bytes at `address` as a writable view; the caller keeps them alive."""
     return memoryview((C.c_char * size).from_address(address)).cast("B")
+
+
+def use_huge_pages(address: int, size: int) -> None:
+    """Ask for huge pages: a step reads all weights, and each page costs a look-up.
+
+    Where the system has none to give, nothing changes.
+    """
+    begin = -(-address // _HUGE_PAGE) * _HUGE_PAGE
+    length = (address + size - begin) // _HUGE_PAGE * _HUGE_PAGE
+    if length > 0 and sys.platform == "linux":
+        _libc.madvise(C.c_void_p(begin), C.c_size_t(length), _MADV_HUGEPAGE)
 
 
 def read_i32(address: int) -> int:
