@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from longwire.client import remote
 from longwire.client.credentials import Credentials
@@ -23,6 +24,7 @@ from longwire.client.device import RemoteDevice
 from longwire.client.traffic import Traffic
 from longwire.errors import LongwireError
 from longwire.host.engine import Engine
+from longwire.models.gguf import gguf_tensors
 from longwire.native.cpp_rpc import cpp_devices
 from longwire.native.engine import load_engine
 
@@ -169,13 +171,27 @@ def _load(job: Job, remote_devices: list[RemoteDevice], addresses: list[int]) ->
         # Next to servers, a GPU of this machine would do part of their work.
         devices=None if job.client == "local" else remote_names,
         native_devices=addresses,
-        # Equal shares: the two servers need not report the same free memory.
-        tensor_split=[1.0] * len(job.endpoints) if len(job.endpoints) > 1 else (),
+        tensor_split=_shares(job),
         n_ctx=-(-room // _CTX_STEP) * _CTX_STEP,
         n_ubatch=job.ubatch,
         n_threads=job.threads,
         exact=True,
     )
+
+
+def _shares(job: Job) -> list[float]:
+    """As many layers for each server, whatever free memory they report.
+
+    llama.cpp counts the output as one more layer; it is the last server's.
+    """
+    count = len(job.endpoints)
+    if count < 2:
+        return []
+    tensors = gguf_tensors(load_engine(job.engine), Path(job.model))
+    blocks = {t.name.split(".")[1] for t in tensors if t.name.startswith("blk.")}
+    shares = [len(blocks) / count] * count
+    shares[-1] += 1
+    return shares
 
 
 def _decode(loaded: _Loaded) -> Measurement:
