@@ -18,6 +18,7 @@ from fuzz.inline import LedgerQuota
 from fuzz.recording import NONCE, PROOF_STAND_IN, Recording
 from longwire.native.compute import NativeBuffer
 from longwire.server.buffers import BufferTable
+from longwire.server.graphs import GraphStore, StoredGraph
 from longwire.server.session import serve_client
 from longwire.server.state import SessionState
 from longwire.transport.stream import Stream
@@ -136,6 +137,26 @@ class _ScriptedSocket:
     def close(self) -> None: ...
 
 
+class _Graphs(GraphStore):
+    """Sees that no graph goes which a device may still read."""
+
+    def __init__(self, state: SessionState) -> None:
+        super().__init__(state.dialect)
+        self._state = state
+
+    def keep(self, device: int, uid: int, graph: StoredGraph) -> None:
+        assert not self._state.running, "a graph is replaced that may be running"
+        super().keep(device, uid, graph)
+
+    def clear(self) -> None:
+        assert not self._state.running, "a graph is cleared that may be running"
+        super().clear()
+
+    def drop(self, handle: int) -> None:
+        assert not self._state.running, "a graph is dropped that may be running"
+        super().drop(handle)
+
+
 class _Profile:
     label = "plain"
 
@@ -201,6 +222,7 @@ def rehearse(
         buffers=BufferTable(quota),
         tokens=tokens,
     )
+    state.graphs = _Graphs(state)
     reason = serve_client(state)
     assert _ORDERLY.match(reason), reason
     if tap is not None and reason == "the client left":

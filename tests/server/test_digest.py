@@ -376,7 +376,8 @@ def test_a_kept_graph_follows_memory_that_moves(client: Client, worker: Worker) 
     total.check(bytes(SIZE), bytes(SIZE))
 
 
-def test_ids_that_move_take_their_graph_along(client: Client) -> None:
+@pytest.mark.parametrize("uid", [8, 9])
+def test_ids_that_move_take_their_graph_along(client: Client, uid: int) -> None:
     """What is checked before each run may not be looked for where it was."""
     buffer = client.alloc(2 * SIZE)
     experts = tensor(1, buffer, SIZE, (8, 4, 2))
@@ -390,12 +391,14 @@ def test_ids_that_move_take_their_graph_along(client: Client) -> None:
     client.send_graph(y, experts, x, ids, uid=8)
     expected = np.arange(32, dtype="<f4").reshape(4, 8).sum(1).tobytes()
     assert client.read(y) == expected
-    client.recompute(8)
+    same = GraphPatch(0, 9, 0, *np.zeros((2, 0), np.uint32))
+    client.post(Command.LX_GRAPH_PATCH, same.encode())
+    client.recompute(uid)
     assert client.read(y) == expected
     client.write(tensor(10, buffer, SIZE - 4, (8,), I8), bytes(8))
-    client.recompute(8)
+    client.recompute(uid)
     client.post(Command.LX_PING)
-    assert "no graph 8" in client.error()
+    assert f"no graph {uid}" in client.error()
 
 
 def test_a_kept_graph_sees_what_its_tensors_are_filled_with_later(

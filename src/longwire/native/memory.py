@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["address_of", "array_at", "copy", "fill", "read", "read_i32", "use_huge_pages", "view"]
+__all__ = ["address_of", "array_at", "copy", "fill", "read", "read_i32"]
+__all__ += ["use_huge_pages", "view"]
 
 read = C.string_at
 """`read(address, size)`: a copy of `size` bytes."""

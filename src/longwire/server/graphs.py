@@ -228,6 +228,21 @@ class StoredGraph:
         alive = all(map(buffers.find, self.handles - {0}))
         return alive and self.layout == buffers.layout
 
+    def has_ids_in(self, memory: NativeBuffer) -> bool:
+        """Whether ids that are checked before each run may lie there."""
+        tensors = self.native.tensors
+        rows = tensors["buffer"] == memory.address
+        return bool(len(self.indices) and (tensors["type"][rows] == _I32).any())
+
+    def move(self, old: NativeBuffer, new: NativeBuffer, offset: int) -> None:
+        """What lies in `old` is at `offset` in `new` from now on."""
+        tensors = self.native.tensors
+        rows = tensors["buffer"] == old.address
+        # Wraps around, as addresses do, where the way is backwards.
+        way = (new.base + offset - old.base) % (1 << 64)
+        tensors["data"][rows] += np.uint64(way)
+        tensors["buffer"][rows] = new.address
+
 
 class GraphStore:
     """The graphs a session keeps per device, by the rule both sides share.
@@ -278,18 +293,15 @@ class GraphStore:
         """What lies in `old` is at `offset` in `new` from now on."""
         for kept in self._kept.values():
             for uid, graph in kept.items():
-                if graph is None:
-                    continue
-                tensors = graph.native.tensors
-                rows = tensors["buffer"] == old.address
-                if len(graph.indices) and (tensors["type"][rows] == _I32).any():
-                    # Its plan might look at ids where they were. Nobody who
-                    # means well has ids among the weights.
+                # Its plan might look at ids where they were. Nobody who means
+                # well has ids among the weights.
+                if graph is not None and graph.has_ids_in(old):
                     kept[uid] = None
-                # Wraps around, as addresses do, where the way is backwards.
-                way = (new.base + offset - old.base) % (1 << 64)
-                tensors["data"][rows] += np.uint64(way)
-                tensors["buffer"][rows] = new.address
+        # Not before: of a graph with several uids the first would hide the others.
+        for kept in self._kept.values():
+            for graph in kept.values():
+                if graph is not None:
+                    graph.move(old, new, offset)
 
     def drop(self, handle: int) -> None:
         """A buffer was freed: the graphs that use it must not run again.

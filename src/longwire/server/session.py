@@ -140,6 +140,8 @@ def _refused(state: SessionState, shape: Shape, error: LongwireError) -> Pieces:
     """
     # The client forgets its own when it hears of this; what it has sent until then
     # is not done, or starts from a graph that is not there, and says so.
+    # A device may still read those that run.
+    state.drain()
     state.bases.clear()
     state.graphs.clear()
     if shape.answer is None:
