@@ -5,7 +5,7 @@ PYTHON ?= python3
 PEERS ?= ../shared/peers
 T ?= 60
 RUNS ?= 20
-TARGETS ?= frames messages graphs sequences
+TARGETS ?= frames messages graphs sequences taps
 BIN = .venv/bin
 
 UV := $(shell command -v uv)

@@ -40,7 +40,7 @@ _ABORTED = re.compile(rf"of {_PEER}:\d+: ggml aborted: (?P<words>.*)")
 _ENDED = re.compile(
     r"'reason': [\"'](?P<reason>[^,:}]*:?[^,:}]*).*?'refused': (?P<kind>[^,]*),"
 )
-_GRAPHS = ("GRAPH_COMPUTE", "GRAPH_RECOMPUTE")
+_GRAPHS = ("GRAPH_COMPUTE", "GRAPH_RECOMPUTE", "LX_GRAPH_PATCH")
 _PATIENCE = ("SIGALRM",)
 """How the inline server ends a kernel that goes on for too long."""
 

@@ -129,6 +129,14 @@ PEER = "session 3 of 127.64.0.9:4711"
         (
             [
                 '{"event": "aborted", "peer": "127.64.0.9",'
+                ' "command": "LX_GRAPH_PATCH", "words": "x"}',
+                '{"event": "died", "peer": "127.64.0.9", "how": "SIGABRT"}',
+            ],
+            0,
+        ),
+        (
+            [
+                '{"event": "aborted", "peer": "127.64.0.9",'
                 ' "command": "LX_SUPPORTS_OPS", "words": "x"}'
             ],
             1,

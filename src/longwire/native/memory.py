@@ -28,7 +28,7 @@ fill = C.memset
 _HUGE_PAGE = 2 << 20
 """On x86-64 and most others; where it is more, a part stays as it is."""
 
-_MADV_HUGEPAGE = 14
+_MADV_HUGEPAGE, _MADV_NOHUGEPAGE = 14, 15
 """Linux's `mman-common.h`."""
 
 _libc = C.CDLL(None)
@@ -39,15 +39,17 @@ def view(address: int, size: int) -> memoryview:
     return memoryview((C.c_char * size).from_address(address)).cast("B")
 
 
-def use_huge_pages(address: int, size: int) -> None:
+def use_huge_pages(address: int, size: int, wanted: bool = True) -> None:
     """Ask for huge pages: a step reads all weights, and each page costs a look-up.
 
-    Where the system has none to give, nothing changes.
+    Not `wanted` where only small parts will be used. Where the system has none to
+    give, nothing changes.
     """
     begin = -(-address // _HUGE_PAGE) * _HUGE_PAGE
     length = (address + size - begin) // _HUGE_PAGE * _HUGE_PAGE
+    advice = _MADV_HUGEPAGE if wanted else _MADV_NOHUGEPAGE
     if length > 0 and sys.platform == "linux":
-        _libc.madvise(C.c_void_p(begin), C.c_size_t(length), _MADV_HUGEPAGE)
+        _libc.madvise(C.c_void_p(begin), C.c_size_t(length), advice)
 
 
 def read_i32(address: int) -> int:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from longwire.errors import BadRequest, RemoteFailure
 from longwire.native.compute import ComputeDevice, NativeBuffer
 from longwire.native.mapping import lend, take_back
-from longwire.native.memory import copy
+from longwire.native.memory import copy, use_huge_pages
 from longwire.server.overlays import Overlay, Overlays
 
 __all__ = ["BufferTable", "Quota", "SessionBuffer"]
@@ -191,6 +191,9 @@ class BufferTable:
         Raises:
             CallFailed: ggml has no buffer for it.
         """
+        if not len(buffer.overlays):
+            # Of its own memory only small parts between overlays will be used.
+            use_huge_pages(buffer.native.base, buffer.native.size, wanted=False)
         memory = lend(buffer.device.engine, data)
         buffer.overlays.add(Overlay(start, start + data.nbytes, memory))
         self.layout += 1
