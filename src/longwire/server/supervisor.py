@@ -242,8 +242,10 @@ class Supervisor:
         _log.info("SIGHUP: %d warm sessions start anew", len(self._pool.spares()))
         for session in self._pool.sessions.values():
             session.stale = True
-        if not self._limits.spares:
-            # No others would come to take their place.
+        config = self._config
+        if config.token_file or config.tls or not self._limits.spares:
+            # What they know of tokens and certificates holds no more; and without
+            # spares no others would come to take their place.
             self._dismiss(self._pool.stale())
         if self._drained_at is None:
             self._indexer.start()
