@@ -218,7 +218,8 @@ class TestChange:
             write(b"short")
             spares = set(worker.sessions())
             reload(worker, "SIGHUP: nothing is reloaded: token file")
-            assert set(worker.sessions()) == spares
+            # Some that were dismissed before may still be on the way out.
+            assert set(worker.sessions()) <= spares
             # One of them takes this client: others cannot start any more.
             with RawClient(worker.endpoint, V8) as another:
                 another.hello()
