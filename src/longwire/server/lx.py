@@ -1,4 +1,8 @@
-"""The LX commands' handlers, and errors as answers instead of a closed door."""
+"""How LX starts and what it tells, and errors as answers instead of a closed door.
+
+Commands of LX that move or compute data stand beside their kin: `handlers`,
+`computing`, `digests`.
+"""
 
 from __future__ import annotations
 

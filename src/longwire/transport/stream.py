@@ -185,7 +185,7 @@ class Stream:
     @property
     def holds(self) -> bool:
         """Whether bytes are here that no descriptor tells of."""
-        return self._end > self._start
+        return self.buffered > 0
 
     def take_some(self) -> memoryview:
         """The bytes that are there, or else the next that come; valid until the next
