@@ -12,10 +12,13 @@ from fuzz.makers import nothing, of_device, one_op, sound_graph
 from fuzz.recording import NONCE, PROOF_STAND_IN
 from fuzz.writer import FIELDS, SMALL, Maker, Message, Writer
 from longwire.wire import messages as m
+from longwire.wire.collectives import LxAllreduce, LxCommInit
 from longwire.wire.constants import U32_MAX
 from longwire.wire.constants import Command as C
+from longwire.wire.links import LinkAccept, LinkConnect, LinkPart, Ticket
 from longwire.wire.lx import Have, SetDigest, SupportsOps, Top
 from longwire.wire.patches import GraphPatch
+from longwire.wire.prepared import PrepareSet, SetPrepared
 from longwire.wire.proof import NONCE_SIZE, PROOF_SIZE
 from longwire.wire.spans import TraceRequest
 from longwire.wire.tensors import TENSOR_SIZE
@@ -27,6 +30,8 @@ Words = npt.NDArray[Any]
 
 _RECORD_WORDS = TENSOR_SIZE // 4
 _NAME = 228
+_PATIENCES = (0, 0, 1, 20, 60_001)
+"""Milliseconds; longer ones would only keep the fuzzer waiting."""
 _ENTRIES = (1, 2, 8, 4, 3, 4096)
 
 
@@ -150,6 +155,101 @@ def _position(w: Writer, words: Words) -> int:
     return ahead + row * _RECORD_WORDS + offset // 4 + half
 
 
+def _ticket(w: Writer) -> Ticket:
+    """One that nobody has: which ids a server gives is not for a recording to know."""
+    return Ticket(w.source.take(16), w.source.take(4) * 8)
+
+
+def _connect(w: Writer) -> Message:
+    """To nowhere, or to a port of this machine where nobody knows the ticket."""
+    source = w.source
+    host = source.pick(("127.0.0.1", "", "127.0.0.1", "no.such.name.invalid", "\0"))
+    certificate = source.take(4) if source.rarely(4) else b""
+    request = LinkConnect(_ticket(w), source.pick(_PATIENCES), 1, host, certificate)
+    body = bytearray(request.encode())
+    if source.rarely(8):
+        body[54:58] = source.take(4)
+    return C.LX_CONNECT, bytes(body)
+
+
+def _accept(w: Writer) -> Message:
+    return C.LX_ACCEPT, LinkAccept(_ticket(w), w.source.pick(_PATIENCES)).encode()
+
+
+def _link_part(w: Writer) -> Message:
+    source = w.source
+    record = w.record()
+    part = LinkPart(source.below(3), record, *w.part(record))
+    return source.pick((C.LX_SEND, C.LX_RECEIVE)), part.encode()
+
+
+def _sum(w: Writer) -> Message:
+    """Make a communicator, sum with it, free it."""
+    if not w.sums or w.source.rarely(8):
+        return _lx_comm_init(w)
+    if w.source.rarely(4):
+        w.sums = False
+        return C.LX_COMM_FREE, m.U32.pack(_comm(w))
+    return _lx_allreduce(w)
+
+
+def _comm(w: Writer) -> int:
+    return w.source.below(4) if w.source.rarely(6) else 1
+
+
+def _lx_comm_init(w: Writer) -> Message:
+    """Most often of this server alone, which needs no link."""
+    source = w.source
+    w.sums = True
+    if not source.rarely(3):
+        wire, device = source.pick((0, 1, 2)), w.device()
+        return C.LX_COMM_INIT, LxCommInit(1, wire, 0, 0, (0,), (device,)).encode()
+    links = tuple(source.below(3) for _ in range(source.pick((1, 1, 1, 2, 0))))
+    devices = tuple(w.device() for _ in range(source.pick((1, 1, 2, 3, 0))))
+    wire, least = source.pick((0, 0, 1, 2, 3)), source.pick((0, 64, U32_MAX))
+    own = source.pick((0, 0, 0, 1))
+    request = LxCommInit(_comm(w), wire, least, own, links, devices)
+    body = bytearray(request.encode())
+    if source.rarely(12):
+        body[20:28] = source.take(8)
+    return C.LX_COMM_INIT, bytes(body)
+
+
+def _lx_allreduce(w: Writer) -> Message:
+    source = w.source
+    record = tensor(1, w.buffer(), 0, (1 + source.below(9), 2)).encode()
+    count = source.pick((1, 1, 1, 1, 2, 3))
+    records = [w.record() if source.rarely(6) else record for _ in range(count)]
+    absent = source.pick((0, 0, 0, 1, 2, U32_MAX))
+    return C.LX_ALLREDUCE, LxAllreduce(_comm(w), absent, tuple(records)).encode()
+
+
+def _prepared(w: Writer) -> Message:
+    """Give a number to a write, or do some that have one."""
+    source = w.source
+    if not w.prepared or source.rarely(3):
+        number = source.below(4) if not source.rarely(16) else w.size() & U32_MAX
+        record, offset, size = tensor(1, w.buffer(), 0, (4,)).encode(), 0, 16
+        if source.rarely(4):
+            record = w.record()
+            offset, size = w.part(record)
+        w.prepared[number] = size
+        return C.LX_PREPARE_SET, PrepareSet(number, record, offset, size).encode()
+    count = source.pick((1, 1, 1, 1, 2, 3, 0))
+    numbers = [source.pick(list(w.prepared)) for _ in range(count)]
+    size = min(sum(w.prepared[number] for number in numbers), 4096)
+    if source.rarely(8):
+        size = source.below(64)
+    body = bytearray(SetPrepared.head(numbers) + bytes(size))
+    if source.rarely(16):
+        body[:4] = m.U32.pack(w.size() & U32_MAX)
+    return C.LX_SET_PREPARED, bytes(body)
+
+
+def _of_number(number: int) -> Maker:
+    return lambda w: (number, m.U32.pack(w.source.below(4)))
+
+
 def start(w: Writer) -> Message:
     return C.LX_START, m.U32.pack(w.source.number())
 
@@ -167,7 +267,10 @@ def authenticate(w: Writer) -> Message:
 LX: list[Maker] = [
     *(of_device(C.LX_DEVICE), nothing(C.LX_PING), _supports, _trace, _have),
     *(_patch, _patch),
+    *(nothing(C.LX_LISTEN), _connect, _accept, _of_number(C.LX_UNLINK)),
+    *(_lx_comm_init, _of_number(C.LX_COMM_FREE)),
 ]
 
 LX_TENSORS: list[Maker] = [*LX, _top, _top, _digest, _digest, _digest, _patch]
+LX_TENSORS += [_link_part, *[_sum] * 5, *[_prepared] * 4, *[_digest] * 3]
 """For a client that holds memory."""

@@ -7,8 +7,9 @@ from typing import Any
 
 from fuzz.source import Source
 from longwire.errors import BadFrame, LimitExceeded
-from longwire.wire import lx
+from longwire.wire import links, lx
 from longwire.wire import messages as m
+from longwire.wire.collectives import LxAllreduce, LxCommInit
 from longwire.wire.patches import GraphPatch
 from longwire.wire.spans import TraceAnswer, TraceRequest
 from longwire.wire.tensors import TENSOR_SIZE, Tensor
@@ -38,6 +39,9 @@ _FIXED: list[tuple[Any, int]] = [
     (lx.Top, _T + 20),
     (lx.SetDigest, _T + 48),
     (TraceRequest, 4),
+    (links.Listening, 50),
+    (links.LinkAccept, 52),
+    (links.LinkPart, _T + 20),
 ]
 """Decoders and the one length that they are given (`ServerOrder` sees to it)."""
 
@@ -49,8 +53,17 @@ _VARYING: list[tuple[Callable[[bytes], Any], int]] = [
     (lx.Have.decode, 4),
     (TraceAnswer.decode, 0),
     (GraphPatch.decode, 0),
+    (links.LinkConnect.decode, 58),
+    (LxCommInit.decode, 28),
+    (LxAllreduce.decode, 8),
 ]
 """Decoders of any length from a least one on."""
+
+_EXACT = (
+    *(lx.SupportsOps.decode, lx.Have.decode, TraceAnswer.decode),
+    *(LxCommInit.decode, LxAllreduce.decode),
+)
+"""Those that keep every byte: no text, that may not be UTF-8."""
 
 
 def check(data: bytes) -> None:
@@ -82,7 +95,7 @@ def _check_varying(decode: Callable[[bytes], Any], body: bytes) -> None:
         found = decode(body)
     except (BadFrame, LimitExceeded):
         return
-    if decode in (lx.SupportsOps.decode, lx.Have.decode, TraceAnswer.decode):
+    if decode in _EXACT:
         assert found.encode() == body
     if decode == GraphPatch.decode:
         assert b"".join(found.encode()) == body

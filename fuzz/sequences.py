@@ -44,5 +44,5 @@ def check(data: bytes) -> None:
 
 def seeds() -> Iterator[bytes]:
     """Inputs of all lengths to begin with."""
-    for i in range(200):
-        yield random.Random(i).randbytes(16 + 2 * i)
+    for i in range(300):
+        yield random.Random(i).randbytes(16 + 3 * i)

@@ -74,6 +74,10 @@ class Writer:
         """Of the last graph that has one."""
         self.written: list[tuple[bytes, int]] = []
         """What came before the data of each SET_TENSOR, and how much data."""
+        self.prepared: dict[int, int] = {}
+        """Bytes of the writes that it has given numbers to."""
+        self.sums = False
+        """Whether it has asked for a communicator."""
         self.asked: list[int] = []
         """The contents that it has asked for by digest."""
 

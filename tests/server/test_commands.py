@@ -613,7 +613,7 @@ class TestKeptGraphs:
 
 @only_v8
 class TestCollectives:
-    """There are none; PROTOCOL.md, section 11."""
+    """Where there is no peer; PROTOCOL.md, section 11."""
 
     @pytest.mark.parametrize("device", [0, 9])
     def test_init_answers_no(self, client: RawClient, device: int) -> None:

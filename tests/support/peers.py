@@ -78,9 +78,9 @@ def cpp_server(protocol: int, cache: Path | None = None) -> Iterator[str]:
 
 
 def cpp_generate(
-    protocol: int, model: Path, prompt: str, n: int, endpoints: str
+    protocol: int, model: Path, prompt: str, n: int, endpoints: str, *options: str
 ) -> list[int]:
-    """Greedy tokens through the C++ client."""
+    """Greedy tokens through the C++ client; `options` are the script's."""
     if protocol == 7:
         v7_libraries()
         environment = dict(os.environ)
@@ -91,7 +91,7 @@ def cpp_generate(
         environment = v8_environment()
     script = PEERS / f"generate_cpp_v{protocol}.py"
     done = subprocess.run(
-        [sys.executable, str(script), str(model), prompt, str(n), endpoints],
+        [sys.executable, str(script), str(model), prompt, str(n), endpoints, *options],
         env=environment,
         capture_output=True,
         timeout=120,

@@ -15,10 +15,18 @@ from longwire.native.compute import op_names
 from longwire.native.engine import load_engine
 from longwire.wire import messages as m
 from longwire.wire import trace as module
+from longwire.wire.collectives import LxAllreduce, LxCommInit
 from longwire.wire.constants import Command
 from longwire.wire.dialects import V7, V8, Dialect
 from longwire.wire.frames import ANSWER_HEADER, REQUEST_HEADER
 from longwire.wire.graphs import Graph, GraphRecompute
+from longwire.wire.links import (
+    LinkAccept,
+    LinkConnect,
+    LinkPart,
+    Listening,
+    Ticket,
+)
 from longwire.wire.lx import (
     ERROR_BIT,
     KEEP_ALIVE,
@@ -33,6 +41,7 @@ from longwire.wire.lx import (
 )
 from longwire.wire.ops import OP_NAMES
 from longwire.wire.patches import GraphPatch
+from longwire.wire.prepared import PrepareSet, SetPrepared
 from longwire.wire.spans import TraceAnswer, TraceRequest, WorkSpan
 from longwire.wire.tensors import TENSOR, Tensor
 from longwire.wire.trace import Answer, Event, Request, Trace, Undecoded
@@ -41,6 +50,7 @@ C = Command
 
 W = Tensor(1, 0, 7, (4, 1, 1, 1), (4, 16, 16, 16), name=b"weight").encode()
 X = Tensor(2, 0, 7, (4, 1, 1, 1), (4, 16, 16, 16), op=29, name=b"x\xff").encode()
+TICKET = Ticket(b"id of a ticket..", b"s" * 32)
 OPS = ("NONE", "ADD", "MUL_MAT")
 
 
@@ -224,6 +234,37 @@ ONLY_LX = [
         TraceAnswer(5, 6, (WorkSpan(1, 2, 3, 4),)).encode(),
         {"spans": 1, "lost": 6},
     ),
+    Case(C.LX_LISTEN, b"", {}, Listening(51052, TICKET).encode(), {"port": 51052}),
+    Case(
+        C.LX_CONNECT,
+        LinkConnect(TICKET, 5, 51052, "gpu", b"DER").encode(),
+        {"host": "gpu", "port": 51052, "tls": True},
+        m.U32.pack(3),
+        {"link": 3},
+    ),
+    Case(C.LX_ACCEPT, LinkAccept(TICKET, 5).encode(), {}, m.U32.pack(4), {"link": 4}),
+    Case(C.LX_UNLINK, m.U32.pack(4), {"link": 4}),
+    Case(C.LX_SEND, LinkPart(3, W, 0, 8).encode(), {**part(0, 8), "link": 3}),
+    Case(C.LX_RECEIVE, LinkPart(3, W, 4, 8).encode(), {**part(4, 8), "link": 3}),
+    Case(
+        C.LX_COMM_INIT,
+        LxCommInit(9, 0, 0, 1, (3, 0), (0,)).encode(),
+        {"comm": 9, "rank": 1, "world": 2, "devices": 1},
+        b"",
+        {},
+    ),
+    Case(
+        C.LX_ALLREDUCE,
+        LxAllreduce(9, 1, (W, X)).encode(),
+        {"comm": 9, "tensor": "weight", "absent": 1},
+    ),
+    Case(C.LX_COMM_FREE, m.U32.pack(9), {"comm": 9}),
+    Case(
+        C.LX_PREPARE_SET,
+        PrepareSet(6, W, 4, 8).encode(),
+        {**part(4, 8), "number": 6},
+    ),
+    Case(C.LX_SET_PREPARED, SetPrepared.head([6, 7]) + bytes(16), {"count": 2}),
     # In the server's numbers, the number 29 is one without a name.
     Case(
         C.GRAPH_COMPUTE,

@@ -180,6 +180,13 @@ def _add_operation(parser: argparse.ArgumentParser) -> None:
         help="how long clients may go on after SIGTERM (%(default)g)",
     )
     group.add_argument(
+        "--peer-port",
+        type=_peer_port,
+        metavar="PORT|off",
+        help="where other servers connect, to sum and copy among themselves "
+        "(default: the port plus 1000)",
+    )
+    group.add_argument(
         "--metrics-port",
         type=count,
         metavar="PORT",
@@ -257,11 +264,27 @@ def run(arguments: argparse.Namespace) -> int:
         warn_if_exposed("key file", arguments.tls_key)
     with binding(arguments.host, arguments.port):
         supervisor = Supervisor(
-            arguments.host, arguments.port, config, _announce, limits, allow
+            arguments.host,
+            arguments.port,
+            config,
+            _announce,
+            limits,
+            allow,
+            arguments.peer_port,
         )
     with _metrics_page(arguments, supervisor.metrics):
         supervisor.run()
     return 0
+
+
+def _peer_port(text: str) -> int:
+    """A port; 0 is none."""
+    if text == "off":
+        return 0
+    port = int(text)
+    if not 0 < port < 1 << 16:
+        raise ValueError(text)
+    return port
 
 
 def _tls(arguments: argparse.Namespace) -> TlsFiles | None:
@@ -294,6 +317,8 @@ def _announce(address: tuple[str, int], report: dict[str, Any]) -> None:
             f"{device['total'] // mib} MiB, {device['free'] // mib} MiB free"
         )
     print(f"engine {report['engine']}, protocol {report['protocol']}")
+    if report["peer_port"] is not None:
+        print(f"peers on {_endpoint(address[0], report['peer_port'])}")
     # Scripts wait for this line.
     print(f"listening on {_endpoint(*address)}", flush=True)
 

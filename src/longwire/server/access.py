@@ -6,7 +6,7 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from longwire.errors import UsageError
 from longwire.transport.stream import Stream
@@ -24,6 +24,8 @@ class Access:
 
     tokens: Sequence[bytes] = field(default=(), repr=False)
     tls: ssl.SSLContext | None = None
+    links: ssl.SSLContext | None = None
+    """The same certificate for other servers, who show a ticket instead of theirs."""
 
     @classmethod
     def load(cls, token_file: str | None, tls: TlsFiles | None) -> Access:
@@ -35,6 +37,7 @@ class Access:
         return cls(
             () if token_file is None else tuple(read_tokens(token_file)),
             None if tls is None else server_context(tls),
+            None if tls is None else server_context(replace(tls, ca=None)),
         )
 
     def stream(self, client: socket.socket) -> Stream:

@@ -39,6 +39,8 @@ class SessionConfig:
     """Give up what serving does not need, before the first client."""
     verify: bool = True
     """Check graphs before they run. Only a benchmark of that cost does without."""
+    peer_port: int | None = None
+    """Where the supervisor takes in streams of other servers."""
     log_format: str = "text"
     live_figures: bool = False
     """Report what was done so far about once per second, not only at the end."""

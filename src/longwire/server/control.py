@@ -1,7 +1,8 @@
 """The control socket between the supervisor and one session: lines of JSON.
 
-A session reports events, and asks the supervisor before it allocates. The
-supervisor hands over clients (a line, and the socket with it), and answers.
+A session reports events, and asks the supervisor before it allocates and for
+streams from and to other servers. The supervisor hands over clients (a line, and
+the socket with it), and answers, with streams in the same way.
 """
 
 from __future__ import annotations
@@ -13,15 +14,20 @@ import select
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from typing import Any
 
 __all__ = ["Control", "tell"]
 
 _LINE_LIMIT = 4096
 
+_LOOK_MS = 250
+"""How often a question that may take long looks whether it still makes sense."""
+
 _PATIENCE_S = 5.0
-"""For a supervisor to answer, or to read. It never waits for anything, so one that
-takes longer is frozen; and clients have deadlines as well."""
+"""For a supervisor to answer, or to read, over what a question itself may take. It
+never waits for anything, so one that takes longer is frozen; and clients have
+deadlines as well."""
 
 
 def tell(control: socket.socket, message: dict[str, Any], *fds: int) -> None:
@@ -46,7 +52,7 @@ class Control:
         patience = struct.pack("@ll", whole, part * 1000)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         self._lock = threading.Lock()
-        self._forsaken = False
+        self.forsaken = False
         """A question stayed without an answer; one that comes late is not read."""
 
     def close(self) -> None:
@@ -61,7 +67,7 @@ class Control:
 
     def next_client(self) -> tuple[socket.socket, dict[str, Any]] | None:
         """Wait for the next client; None when the supervisor is gone or done."""
-        if self._forsaken:
+        if self.forsaken:
             return None
         message, fds = self._receive()
         if message is None or not fds:
@@ -90,19 +96,88 @@ class Control:
         message = self._ask("room")
         return message["left"], message["most"]
 
+    def listen(self) -> tuple[int, bytes]:
+        """Ask for a port and the id of a ticket, for one stream of another server.
+
+        Raises:
+            OSError: as `claim`; or there is no port, or no more tickets.
+        """
+        message = self._ask("listen")
+        if message["refusal"] is not None:
+            raise ConnectionRefusedError(message["refusal"])
+        return message["port"], bytes.fromhex(message["id"])
+
+    def accept(
+        self, ticket_id: bytes, patience_s: float, abandoned: Callable[[], bool]
+    ) -> tuple[socket.socket, str]:
+        """Wait for the stream of who was given a ticket; returns its peer as well.
+
+        Raises:
+            OSError: as `claim`; or nobody came.
+        """
+        facts = {"id": ticket_id.hex(), "patience_s": patience_s}
+        return self._ask_for_stream("accept", facts, abandoned)
+
+    def pair(
+        self, patience_s: float, abandoned: Callable[[], bool]
+    ) -> tuple[socket.socket, str]:
+        """Wait for the stream of a rank 1 of protocol 8.
+
+        Raises:
+            OSError: as `accept`.
+        """
+        facts = {"patience_s": patience_s}
+        return self._ask_for_stream("pair", facts, abandoned)
+
+    def dial(
+        self,
+        host: str,
+        port: int,
+        patience_s: float,
+        abandoned: Callable[[], bool],
+        again: bool = False,
+    ) -> tuple[socket.socket, str]:
+        """Have the supervisor connect, `again` and again if nobody listens yet.
+
+        Raises:
+            OSError: as `claim`; or it cannot.
+        """
+        facts = {"host": host, "port": port, "patience_s": patience_s, "again": again}
+        return self._ask_for_stream("dial", facts, abandoned)
+
+    def _ask_for_stream(
+        self, question: str, facts: dict[str, Any], abandoned: Callable[[], bool]
+    ) -> tuple[socket.socket, str]:
+        message, fds = self._inquire(question, facts, facts["patience_s"], abandoned)
+        if not fds:
+            raise ConnectionError(message["refusal"])
+        return socket.socket(fileno=fds[0]), message["peer"]
+
     def _ask(self, question: str, **facts: Any) -> dict[str, Any]:
+        return self._inquire(question, facts)[0]
+
+    def _inquire(
+        self,
+        question: str,
+        facts: dict[str, Any],
+        patience_s: float = 0.0,
+        abandoned: Callable[[], bool] = lambda: False,
+    ) -> tuple[dict[str, Any], list[int]]:
         # No answer is no refusal: a client that hears of one believes that it has
         # asked for too much, where it could go on with another server.
         self.report(question, **facts)
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
-        if self._forsaken or not poll.poll(self._patience_ms):
-            self._forsaken = True
+        left_ms = int(patience_s * 1000) + self._patience_ms
+        while not self.forsaken and not poll.poll(min(left_ms, _LOOK_MS)):
+            left_ms -= _LOOK_MS
+            self.forsaken = left_ms <= 0 or abandoned()
+        if self.forsaken:
             raise ConnectionError("the supervisor does not answer")
-        message, _ = self._receive()
+        message, fds = self._receive()
         if message is None:
             raise ConnectionError("the supervisor is gone")
-        return message
+        return message, fds
 
     def _receive(self) -> tuple[dict[str, Any] | None, list[int]]:
         """One message and its descriptors; None at the end."""

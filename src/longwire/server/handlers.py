@@ -13,15 +13,18 @@ import numpy as np
 
 from longwire.errors import BadRequest, RemoteFailure
 from longwire.native.memory import address_of, copy, fill
+from longwire.server.collectives import COMM_HANDLERS
 from longwire.server.computing import graph_compute, graph_patch, graph_recompute
 from longwire.server.digests import have, keep, set_digest, set_tensor_hash
 from longwire.server.lx import LX_HANDLERS
 from longwire.server.state import Handler, Pieces, SessionState
 from longwire.server.tensors import CheckedTensor, LinkedTensor
 from longwire.server.top import largest
+from longwire.server.transfers import LINK_HANDLERS
 from longwire.wire import messages as m
 from longwire.wire.constants import LX_VERSION, Command
 from longwire.wire.lx import TOP_MOST, Top
+from longwire.wire.prepared import PrepareSet, SetPrepared
 from longwire.wire.types import F32_TYPE, nbytes
 
 __all__ = ["HANDLERS", "STREAMED"]
@@ -115,6 +118,16 @@ def _set_tensor(s: SessionState, body: memoryview, length: int) -> Pieces:
         )
     if kept:
         keep(s, chunk)
+    return None
+
+
+def _prepare_set(s: SessionState, body: memoryview, length: int) -> Pieces:
+    s.prepared.prepare(PrepareSet.decode(body))
+    return None
+
+
+def _set_prepared(s: SessionState, body: memoryview, length: int) -> Pieces:
+    s.prepared.do(SetPrepared.decode(body))
     return None
 
 
@@ -256,22 +269,6 @@ def _checked_rows(
     return s.tensors.check_range(request.tensor, request.offset, span, command)
 
 
-def _comm_init(s: SessionState, body: memoryview, length: int) -> Pieces:
-    # 0: no communicator here, sum through the client (PROTOCOL.md, "Collectives").
-    m.CommInit.decode(body)
-    return [m.U8.pack(0)]
-
-
-def _comm_allreduce(s: SessionState, body: memoryview, length: int) -> Pieces:
-    raise BadRequest("COMM_ALLREDUCE", "there is no communicator")
-
-
-def _comm_free(s: SessionState, body: memoryview, length: int) -> Pieces:
-    (index,) = m.U32.unpack(body)
-    s.device(index, "COMM_FREE")
-    return None
-
-
 HANDLERS: Mapping[int, Handler] = {
     Command.ALLOC_BUFFER: _alloc_buffer,
     Command.GET_ALIGNMENT: _get_alignment,
@@ -293,14 +290,15 @@ HANDLERS: Mapping[int, Handler] = {
     Command.MEMSET_TENSOR: _memset_tensor,
     Command.SET_TENSOR_2D: _set_tensor_2d,
     Command.GET_TENSOR_2D: _get_tensor_2d,
-    Command.COMM_INIT: _comm_init,
-    Command.COMM_ALLREDUCE: _comm_allreduce,
-    Command.COMM_FREE: _comm_free,
     Command.LX_TOP: _lx_top,
     Command.LX_HAVE: have,
     Command.LX_SET_DIGEST: set_digest,
     Command.LX_GRAPH_PATCH: graph_patch,
+    Command.LX_PREPARE_SET: _prepare_set,
+    Command.LX_SET_PREPARED: _set_prepared,
     **LX_HANDLERS,
+    **LINK_HANDLERS,
+    **COMM_HANDLERS,
 }
 
 STREAMED: Mapping[int, int] = {

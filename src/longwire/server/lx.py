@@ -18,6 +18,7 @@ from longwire.server.tensors import LinkedTensor
 from longwire.wire import messages as m
 from longwire.wire.constants import LX_VERSION, Command
 from longwire.wire.lx import (
+    HAS_PEERS,
     KEEPS_DATA,
     ErrorAnswer,
     LxDevice,
@@ -68,6 +69,7 @@ def _start(s: SessionState, body: memoryview, length: int) -> Pieces:
     s.dialect = s.dialect.with_lx()
     s.tensors.widen()
     flags = KEEPS_DATA if s.store.keeps else 0
+    flags |= HAS_PEERS if s.links.peer_port is not None else 0
     answer = LxStartAnswer(version, engine.profile.label, op_names(engine), flags)
     return [answer.encode()]
 

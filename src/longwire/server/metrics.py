@@ -35,6 +35,7 @@ REFUSALS = (
     "command",
     "memory",
     "draining",
+    "peer",
 )
 """Each reason has its line from the start, so that a first refusal is seen to rise."""
 
@@ -56,6 +57,7 @@ class Metrics:
         self._refusals = self._counter(
             "refusals", "Clients and commands refused.", "reason"
         )
+        self._links = self._counter("links", "Streams between sessions and peers.")
         bytes_ = self._counter("bytes", "Bytes of messages.", "direction")
         self._served = {
             "bytes_in": bytes_.labels("in"),
@@ -83,6 +85,10 @@ class Metrics:
         """A client or a command was refused."""
         if reason in REFUSALS:
             self._refusals.labels(reason).inc()
+
+    def linked(self) -> None:
+        """A session got a stream from or to another server."""
+        self._links.inc()
 
     def served(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         """Count what a session has done since its report `before`."""

@@ -84,6 +84,13 @@ class Session:
         except OSError:
             self.process.kill()
 
+    def hand_over(self, stream: socket.socket, peer: str) -> None:
+        """Answer a question with a stream of another server."""
+        try:
+            tell(self.control, {"refusal": None, "peer": peer}, stream.fileno())
+        except OSError:
+            self.process.kill()
+
     def dismiss(self) -> None:
         """Let it go; it must have nobody to serve."""
         self.ended = True

@@ -27,6 +27,7 @@ from longwire.server.buffers import BufferTable
 from longwire.server.cache import WeightCache
 from longwire.server.config import SessionConfig
 from longwire.server.control import Control
+from longwire.server.doors import LinkTable
 from longwire.server.handlers import HANDLERS, STREAMED
 from longwire.server.keeper import LOADING
 from longwire.server.logs import context, log_to_stderr
@@ -147,6 +148,8 @@ def _refused(state: SessionState, shape: Shape, error: LongwireError) -> Pieces:
     if shape.answer is None:
         if state.latched is None:
             _log.warning("refused: %s", error)
+        # What follows is not done either, and peers would wait for it.
+        state.links.fail(f"an earlier command failed: {error}")
         state.latched = error
         return None
     state.latched = None
@@ -223,6 +226,7 @@ def _serve(
         control.report("idle", reason=reason, refused=None, **Served().figures())
         client.close()
         return True
+    stream.be_eager()
     cache = (
         WeightCache(Path(config.cache_dir), config.cache_limit)
         if config.cache_dir
@@ -238,6 +242,7 @@ def _serve(
         verify=config.verify,
         models=config.models,
         buffers=BufferTable(control),
+        links=LinkTable(control, config.peer_port, access.links),
     )
     with Watch(state, control, config, hello_s) as watch:
         reason = serve_client(state)
@@ -246,7 +251,8 @@ def _serve(
     refused = state.refused
     if watch.verdict is not None:
         refused, reason = watch.verdict
-    used = state.buffers.opened > 0
+    # With a question open it hears of no other client.
+    used = state.buffers.opened > 0 or control.forsaken
     stream.close()
     state.close()
     control.report(

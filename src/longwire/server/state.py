@@ -10,9 +10,13 @@ from longwire.errors import BadRequest, LongwireError
 from longwire.native.compute import ComputeDevice
 from longwire.server.buffers import BufferTable, SessionBuffer
 from longwire.server.cache import WeightCache
+from longwire.server.communicator import Communicator
+from longwire.server.doors import LinkTable
 from longwire.server.graphs import GraphStore, StoredGraph
 from longwire.server.keeper import Keeper
 from longwire.server.overlays import Overlay
+from longwire.server.pairs import Pair
+from longwire.server.prepared import PreparedWrites
 from longwire.server.spans import SpanRing
 from longwire.server.store import DataStore
 from longwire.server.tensors import TensorChecker
@@ -66,6 +70,11 @@ class SessionState:
     models: Sequence[str] = ()
     """Folders of model files that weights may be taken from."""
     buffers: BufferTable = field(default_factory=BufferTable)
+    links: LinkTable = field(default_factory=LinkTable)
+    communicators: dict[int, Communicator] = field(default_factory=dict)
+    """LX: by the client's number."""
+    pairs: dict[int, Pair] = field(default_factory=dict)
+    """Protocol 8's communicators, by device."""
     served: Served = field(default_factory=Served)
     latched: LongwireError | None = None
     """LX: why an earlier command without an answer was not done."""
@@ -82,6 +91,7 @@ class SessionState:
     asks_by_hash: bool = False
     """The client asks for weights as C++ clients do."""
     tensors: TensorChecker = field(init=False)
+    prepared: PreparedWrites = field(init=False)
     graphs: GraphStore = field(init=False)
     store: DataStore = field(init=False)
     keeper: Keeper | None = field(init=False, default=None)
@@ -93,11 +103,13 @@ class SessionState:
 
     def __post_init__(self) -> None:
         self.tensors = TensorChecker(self.buffers)
+        self.prepared = PreparedWrites(self.tensors)
         self.graphs = GraphStore(self.dialect)
         self.store = DataStore(self.models, self.cache)
         if self.cache is not None:
             self.keeper = Keeper(self.cache)
         self.buffers.folding = self._folding
+        self.tensors.on_forget(self._forget_sums)
 
     @property
     def locked(self) -> bool:
@@ -146,6 +158,10 @@ class SessionState:
         self.tensors.forget()
         self.graphs.move(overlay.memory, buffer.native, overlay.start)
 
+    def _forget_sums(self) -> None:
+        for communicator in self.communicators.values():
+            communicator.forget()
+
     def finish(self) -> None:
         """Have all stored that is to be; nothing may be received any more."""
         if self.keeper is not None:
@@ -155,6 +171,9 @@ class SessionState:
         """Free everything; idempotent."""
         self.drain()
         self.finish()
+        self.links.close()
+        for pair in self.pairs.values():
+            pair.close()
         self.tensors.forget()
         self.buffers.close_all()
         self.store.close()

@@ -20,6 +20,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from longwire.errors import UsageError
@@ -30,6 +31,7 @@ from longwire.server.limits import Ledger, Limits
 from longwire.server.lobby import Lobby
 from longwire.server.metrics import Metrics
 from longwire.server.notify import notify
+from longwire.server.peers import Peers, listen_for_peers
 from longwire.server.pool import Pool, Session, exit_text
 
 __all__ = ["Supervisor"]
@@ -46,6 +48,9 @@ _CROWD_S = 5.0
 """How long more spares than usual stay: visits come in rushes, and each new process
 costs a third of a second."""
 
+_PEERS_ABOVE = 1000
+"""Over the port for clients, as C++ clients expect it of any server."""
+
 _RETRY_S = 1.0
 """Pause after the system refused a process or a descriptor."""
 
@@ -61,9 +66,13 @@ class Supervisor:
         on_ready: Callable[[tuple[str, int], dict[str, Any]], None],
         limits: Limits | None = None,
         allow: AllowList | None = None,
+        peer_port: int | None = None,
     ) -> None:
         """Bind `host:port` (port 0: any free one); `on_ready` gets the address
         and the first session's report once clients can be served.
+
+        Other servers connect to `peer_port`: 1000 more than the port without, and
+        nowhere with 0.
 
         Raises:
             OSError: the address cannot be bound.
@@ -76,12 +85,24 @@ class Supervisor:
         self._ledger = Ledger(self._limits)
         self._on_ready: Callable[..., None] | None = on_ready
         self._selector = selectors.DefaultSelector()
+        allow = allow or AllowList()
+        self._wake_in, self._wake_out = socket.socketpair()
+        spare = peer_port is None and port == 0
+        at = self.address[1] + _PEERS_ABOVE if peer_port is None else peer_port
+        self._peers = Peers(
+            listen_for_peers(host, at, spare) if at else None,
+            allow,
+            self.metrics,
+            self._selector,
+            self._wake,
+        )
+        config = replace(config, peer_port=self._peers.port)
         self._pool = Pool(config, self._selector)
         self._indexer = Indexer(config, self._selector)
         self._lobby = Lobby(
             self._listener,
             self._limits,
-            allow or AllowList(),
+            allow,
             self.metrics,
             self._selector,
         )
@@ -95,7 +116,6 @@ class Supervisor:
         """That clients wait for others to leave has been logged."""
         self._resume_at = 0.0
         self._failure: str | None = None
-        self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
         self._terminal = _has_terminal()
@@ -153,6 +173,7 @@ class Supervisor:
         for key, _ in self._selector.select(self._timeout()):
             self._dispatch(key.fileobj)
         self._lobby.expire()
+        self._peers.tend()
         self._dismiss(self._pool.tired(self._limits.most_spares, _CROWD_S))
         self._reap()
 
@@ -165,6 +186,8 @@ class Supervisor:
         elif ready in self._lobby:
             self._lobby.spoke(ready)
             self._assign()
+        elif ready in self._peers:
+            self._peers.spoke(ready)
         elif ready is self._indexer.pipe:
             self._indexer.reap()
         elif ready in self._pool.sessions:
@@ -301,8 +324,8 @@ class Supervisor:
             due.append(self._drained_at)
         if len(self._pool.spares()) > self._limits.most_spares:
             due.append(time.monotonic() + _CROWD_S)
-        if self._lobby.deadline is not None:
-            due.append(self._lobby.deadline)
+        deadlines = self._lobby.deadline, self._peers.deadline
+        due += [deadline for deadline in deadlines if deadline is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     # Clients.
@@ -380,6 +403,8 @@ class Supervisor:
         elif event == "room":
             left, most = self._ledger.room(session)
             session.answer(left=left, most=most)
+        elif self._peers.ask(session, event, report):
+            pass
         elif event == "figures":
             self._count(session, report)
         elif event == "ready":
@@ -391,6 +416,7 @@ class Supervisor:
                 announce, self._on_ready = self._on_ready, None
                 for gap in report["gaps"]:
                     _log.warning("sessions are not fully confined: %s", gap)
+                report["peer_port"] = self._peers.port
                 announce(self.address, report)
                 notify("READY=1")
                 # Now, and not before: clients are not to wait for it.
@@ -416,6 +442,7 @@ class Supervisor:
         if refused is not None:
             self.metrics.refused(refused)
         self._count(session, report)
+        self._peers.forget(session)
         level = logging.WARNING if refused else logging.INFO
         _log.log(level, "%s: %s", session, report, extra={**session.fields, **report})
         session.peer = None
@@ -442,6 +469,7 @@ class Supervisor:
 
     def _bury(self, session: Session) -> None:
         self._ledger.drop(session)
+        self._peers.forget(session)
         self._pool.bury(session)
 
     def _reap(self) -> None:
@@ -456,6 +484,7 @@ class Supervisor:
         if self._drained_at is None:
             notify("STOPPING=1")
         self._lobby.close()
+        self._peers.close()
         self._indexer.stop()
         self._pool.close()
         self._selector.close()

@@ -7,6 +7,7 @@ bytes until a buffer is freed, or its memory moves.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,6 +104,7 @@ class TensorChecker:
         self._buffers = buffers
         self._passed: dict[bytes, CheckedTensor] = {}
         self.rewrites = Rewrites()
+        self._on_forget: list[Callable[[], None]] = []
         self._wide = False
 
     def widen(self) -> None:
@@ -114,6 +116,12 @@ class TensorChecker:
         """Check everything anew: memory is gone, or is another."""
         self._passed.clear()
         self.rewrites.forget()
+        for forget in self._on_forget:
+            forget()
+
+    def on_forget(self, forget: Callable[[], None]) -> None:
+        """Have `forget` called as well whenever what was checked holds no longer."""
+        self._on_forget.append(forget)
 
     def check(self, record: bytes, command: str) -> CheckedTensor:
         """The memory that a record names.

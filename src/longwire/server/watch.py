@@ -156,7 +156,7 @@ class Watch:
             # Linux tells this apart from bytes to read; others only see a reset.
             poll.register(self._watched, getattr(select, "POLLRDHUP", 0))
             tick_ms = self._deadlines.tick_s * 1000
-            while not poll.poll(tick_ms) and not self._done.is_set():
+            while not self._has_left(poll.poll(tick_ms)) and not self._done.is_set():
                 self.verdict = self._deadlines.judge(time.monotonic(), self._look())
                 if self.verdict is not None:
                     with contextlib.suppress(OSError):
@@ -173,6 +173,11 @@ class Watch:
                 **self._state.served.figures(),
             )
             os._exit(1)
+
+    def _has_left(self, found: list[tuple[int, int]]) -> bool:
+        if found:
+            self._state.links.abandon()
+        return bool(found)
 
     def _look(self) -> Sight:
         state, stream = self._state, self._state.stream
@@ -195,6 +200,7 @@ class Watch:
         commands, before = state.served.commands, self._commands
         self._commands = commands
         if commands == before and state.command >= 0 and state.dialect.lx:
+            state.links.offer()
             # A stream that broke is the business of who serves it.
             with contextlib.suppress(OSError):
                 state.stream.offer(ANSWER_HEADER.pack(KEEP_ALIVE))

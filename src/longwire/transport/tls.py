@@ -18,6 +18,7 @@ __all__ = [
     "TlsStream",
     "client_context",
     "explain",
+    "pinning_context",
     "refuses_certificate",
     "server_context",
 ]
@@ -68,6 +69,16 @@ def client_context(files: TlsFiles) -> ssl.SSLContext:
     _load(context, files)
     if files.ca is None:
         context.load_default_certs()
+    return context
+
+
+def pinning_context() -> ssl.SSLContext:
+    """What a client needs that knows the server's certificate already, and compares
+    it: no name and no CA are asked for."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
     return context
 
 
@@ -161,8 +172,18 @@ class TlsStream(Stream):
         super().__init__(self._tls)
 
     @property
+    def certificate(self) -> bytes | None:
+        return self._tls.getpeercert(binary_form=True)
+
+    @property
     def holds(self) -> bool:
-        return super().holds or self._tls.pending() > 0
+        return super().holds or self._holds_more()
+
+    def _read(self, targets: tuple[memoryview, ...]) -> int:
+        return self._tls.recv_into(targets[0])
+
+    def _holds_more(self) -> bool:
+        return self._tls.pending() > 0
 
     def _write(self, pieces: list[memoryview]) -> int:
         data = pieces[0][:_CALL]

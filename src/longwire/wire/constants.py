@@ -97,3 +97,14 @@ class Command(IntEnum):
     LX_SET_DIGEST = 0x88
     LX_GRAPH_PATCH = 0x89
     LX_TRACE = 0x8A
+    LX_LISTEN = 0x8B
+    LX_CONNECT = 0x8C
+    LX_ACCEPT = 0x8D
+    LX_UNLINK = 0x8E
+    LX_SEND = 0x8F
+    LX_RECEIVE = 0x90
+    LX_COMM_INIT = 0x91
+    LX_ALLREDUCE = 0x92
+    LX_COMM_FREE = 0x93
+    LX_PREPARE_SET = 0x94
+    LX_SET_PREPARED = 0x95

@@ -13,12 +13,15 @@ import numpy as np
 
 from longwire.errors import ProtocolError
 from longwire.wire import messages as m
+from longwire.wire.collectives import LxAllreduce, LxCommInit
 from longwire.wire.constants import LX_OFFERS, Command
 from longwire.wire.dialects import Dialect
 from longwire.wire.graphs import Graph, GraphRecompute
+from longwire.wire.links import LinkConnect, LinkPart, Listening
 from longwire.wire.lx import LxDevice, LxStart, LxStartAnswer, SetDigest, Top
 from longwire.wire.ops import OP_NAMES
 from longwire.wire.patches import PATCH_HEAD, GraphPatch
+from longwire.wire.prepared import PrepareSet
 from longwire.wire.spans import TraceAnswer, TraceRequest
 from longwire.wire.tensors import TENSOR_SIZE
 
@@ -41,6 +44,7 @@ _HEADS: Mapping[int, int] = {
     Command.LX_SUPPORTS_OPS: 8,
     Command.LX_HAVE: 4,
     Command.LX_GRAPH_PATCH: PATCH_HEAD,
+    Command.LX_SET_PREPARED: 4,
 }
 """How much of a request tells what it is about, where that is not all of it."""
 
@@ -74,8 +78,7 @@ def describe_request(
         if command == Command.GRAPH_COMPUTE:
             return _graph(dialect, head, ops)
         return GraphRecompute.decode(dialect, head)._asdict()
-    describe = _REQUESTS.get(command)
-    details = describe(head) if describe else {}
+    details = _described(_REQUESTS.get(command), head)
     if command == Command.SET_TENSOR:
         details["size"] = length - len(head)
     return details
@@ -83,7 +86,10 @@ def describe_request(
 
 def describe_answer(command: int, head: m.Bytes) -> Details:
     """What an answer says that is no error."""
-    describe = _ANSWERS.get(command)
+    return _described(_ANSWERS.get(command), head)
+
+
+def _described(describe: Callable[[m.Bytes], Details] | None, head: m.Bytes) -> Details:
     try:
         return describe(head) if describe else {}
     except ProtocolError as error:
@@ -176,6 +182,28 @@ def _set_digest(body: m.Bytes) -> Details:
     return {**_part(message, "offset", "size"), "digest": message.digest.hex()}
 
 
+def _connect(body: m.Bytes) -> Details:
+    message = LinkConnect.decode(body)
+    tls = {"tls": True} if message.certificate else {}
+    return {"host": message.host, "port": message.port, **tls}
+
+
+def _link_part(body: m.Bytes) -> Details:
+    return _part(LinkPart.decode(body), "link", "offset", "size")
+
+
+def _lx_comm_init(body: m.Bytes) -> Details:
+    message = LxCommInit.decode(body)
+    servers = {"rank": message.own, "world": len(message.links)}
+    return {"comm": message.comm, **servers, "devices": len(message.devices)}
+
+
+def _lx_allreduce(body: m.Bytes) -> Details:
+    message = LxAllreduce.decode(body)
+    absent = {"absent": message.absent} if message.absent else {}
+    return {"comm": message.comm, "tensor": _name(message.tensors[0]), **absent}
+
+
 _ROWS = ("offset", "size", "n_copies", "stride")
 
 _REQUESTS: Mapping[int, Callable[[m.Bytes], Details]] = {
@@ -211,6 +239,17 @@ _REQUESTS: Mapping[int, Callable[[m.Bytes], Details]] = {
     Command.LX_SET_DIGEST: _set_digest,
     Command.LX_GRAPH_PATCH: _graph_patch,
     Command.LX_TRACE: lambda b: TraceRequest.decode(b)._asdict(),
+    Command.LX_CONNECT: _connect,
+    Command.LX_UNLINK: _number("link"),
+    Command.LX_SEND: _link_part,
+    Command.LX_RECEIVE: _link_part,
+    Command.LX_COMM_INIT: _lx_comm_init,
+    Command.LX_ALLREDUCE: _lx_allreduce,
+    Command.LX_COMM_FREE: _number("comm"),
+    Command.LX_PREPARE_SET: lambda b: _part(
+        PrepareSet.decode(b), "number", "offset", "size"
+    ),
+    Command.LX_SET_PREPARED: _number("count"),
 }
 
 
@@ -256,4 +295,7 @@ _ANSWERS: Mapping[int, Callable[[m.Bytes], Details]] = {
     Command.LX_SUPPORTS_OPS: _marks,
     Command.LX_HAVE: _marks,
     Command.LX_TRACE: _recorded,
+    Command.LX_LISTEN: lambda b: {"port": Listening.decode(b).port},
+    Command.LX_CONNECT: _number("link"),
+    Command.LX_ACCEPT: _number("link"),
 }

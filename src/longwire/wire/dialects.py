@@ -19,10 +19,18 @@ __all__ = [
     "DIGEST_SIZE",
     "LX_OFFER",
     "LX_SHAPES",
+    "MAX_CERTIFICATE",
     "MAX_DIGESTS",
+    "MAX_HOST",
+    "MAX_MEMBERS",
+    "MAX_SERVERS",
+    "MAX_PREPARED",
+    "MAX_PREPARED_DATA",
+    "MAX_PREPARED_SIZE",
     "MAX_SUPPORT_QUERIES",
     "Dialect",
     "Shape",
+    "TICKET_SIZE",
     "V7",
     "V8",
 ]
@@ -141,6 +149,30 @@ MAX_DIGESTS = 1 << 15
 MAX_PATCH = 1 << 19
 """Words of a patch; one over a quarter of its graph is not worth sending."""
 
+MAX_PREPARED = 1024
+"""Numbers of prepared writes; a step has some ten of them."""
+
+MAX_PREPARED_SIZE = 1 << 16
+"""Bytes of one; more take longer than to look at their message."""
+
+MAX_PREPARED_DATA = 1 << 17
+"""Bytes of one LX_SET_PREPARED's writes; it is received whole."""
+
+TICKET_SIZE = 48
+"""16 bytes by which a peer port knows it, 32 that only its holders do."""
+
+MAX_HOST = 255
+"""A host name in bytes; DNS knows no longer ones."""
+
+MAX_CERTIFICATE = 1 << 13
+"""In DER: that of an RSA key of 4096 bits with many names has a third of it."""
+
+MAX_SERVERS = 64
+"""In one communicator: each is linked with each."""
+
+MAX_MEMBERS = 16
+"""Devices of one server in a communicator: llama.cpp splits a model over 16."""
+
 LX_OFFER: Mapping[int, Shape] = {
     _C.LX_START: _fixed(4, ANY),
     _C.LX_AUTH: _fixed(NONCE_SIZE, NONCE_SIZE),
@@ -156,6 +188,21 @@ LX_SHAPES: Mapping[int, Shape] = {
     _C.LX_HAVE: Shape(4, 4 + DIGEST_SIZE * MAX_DIGESTS, ANY),
     _C.LX_SET_DIGEST: _fixed(_T + 16 + DIGEST_SIZE, None, drains=True),
     _C.LX_TRACE: _fixed(4, ANY),
+    _C.LX_LISTEN: _fixed(0, 2 + TICKET_SIZE),
+    _C.LX_CONNECT: Shape(
+        TICKET_SIZE + 10, TICKET_SIZE + 10 + MAX_HOST + MAX_CERTIFICATE, 4
+    ),
+    _C.LX_ACCEPT: _fixed(TICKET_SIZE + 4, 4),
+    _C.LX_UNLINK: _fixed(4, None),
+    _C.LX_SEND: _fixed(_T + 20, None, drains=True),
+    _C.LX_RECEIVE: _fixed(_T + 20, None, drains=True),
+    _C.LX_COMM_INIT: Shape(28, 28 + 4 * (MAX_SERVERS + MAX_MEMBERS), 0),
+    _C.LX_ALLREDUCE: Shape(8 + _T, 8 + MAX_MEMBERS * _T, None, drains=True),
+    _C.LX_COMM_FREE: _fixed(4, None),
+    _C.LX_PREPARE_SET: _fixed(_T + 20, None),
+    _C.LX_SET_PREPARED: Shape(
+        4, 4 + 4 * MAX_PREPARED + MAX_PREPARED_DATA, None, drains=True
+    ),
 }
 
 DIALECTS = {7: V7, 8: V8}

@@ -19,6 +19,7 @@ from longwire.wire.tensors import TENSOR_SIZE
 
 __all__ = [
     "ERROR_BIT",
+    "HAS_PEERS",
     "KEEPS_DATA",
     "KEEP_ALIVE",
     "KEEP_ALIVE_S",
@@ -40,6 +41,9 @@ ERROR_BIT = 1 << 63
 
 KEEPS_DATA = 1 << 0
 """LX_START's flag of a server with a weight cache or model files of its own."""
+
+HAS_PEERS = 1 << 1
+"""LX_START's flag of a server with a peer port: LX_LISTEN works."""
 
 KEEP_ALIVE = U64_MAX
 """In place of an answer's length: the answer is not there yet, but the server is."""
@@ -122,6 +126,11 @@ class LxStartAnswer(NamedTuple):
     def keeps_data(self) -> bool:
         """Whether asking for data by digest may be of use."""
         return bool(self.flags & KEEPS_DATA)
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether other servers can connect to this one."""
+        return bool(self.flags & HAS_PEERS)
 
     def encode(self) -> bytes:
         engine, ops = self.engine.encode(), "\n".join(self.ops).encode()

@@ -26,8 +26,15 @@ _ROW_LIMIT = 1 << 26
 
 def mul_mat(n: Nodes) -> None:
     """MUL_MAT: dst[j, i] = src 0 row j times src 1 row i; src 0 is broadcast."""
-    a, b, d = n.src(0), n.src(1), n.dst
     _factors(n)
+    full = _computed(n)
+    if full:
+        _matrices(full)
+
+
+def _matrices(n: Nodes) -> None:
+    a, b, d = n.src(0), n.src(1), n.dst
+    _shared_columns(n)
     n.divides(a.n2, b.n2, "src 0 does not broadcast to src 1")
     n.divides(a.n3, b.n3, "src 0 does not broadcast to src 1")
     n.require(d.n0 == a.n1, "rows of src 0 are not the columns of dst")
@@ -39,9 +46,16 @@ def mul_mat(n: Nodes) -> None:
 
 def mul_mat_id(n: Nodes) -> None:
     """MUL_MAT_ID: the matrix of src 0 is chosen per row by an id (`indices`)."""
-    a, b, ids, d = n.src(0), n.src(1), n.src(2), n.dst
     _factors(n)
-    n.typed(I32, ids)
+    n.typed(I32, n.src(2))
+    full = _computed(n)
+    if full:
+        _chosen_matrices(full)
+
+
+def _chosen_matrices(n: Nodes) -> None:
+    a, b, ids, d = n.src(0), n.src(1), n.src(2), n.dst
+    _shared_columns(n)
     n.require((a.n3 == 1) & (b.n3 == 1), "a fourth dimension")
     n.require((ids.n2 == 1) & (ids.n3 == 1), "ids are no matrix")
     n.require(ids.n1 == b.n2, "src 1 and the ids differ in tokens")
@@ -55,6 +69,19 @@ def _factors(n: Nodes) -> None:
     n.typed(VEC_DOT, a)
     n.require(FLOATS[b.type] | b.quantized, "type of src 1")
     n.typed(F32, d)
+
+
+def _computed(n: Nodes) -> Nodes | None:
+    """Those that are not empty: of an empty product nothing is computed.
+
+    ggml's meta backend cuts the factors of such where it cannot tell how: in a part of
+    a prompt that no logits are wanted of.
+    """
+    return n.where((n.dst.ne != 0).all(axis=1))
+
+
+def _shared_columns(n: Nodes) -> None:
+    a, b, d = n.src(0), n.src(1), n.dst
     n.require(a.n0 == b.n0, "src 0 and src 1 differ in columns")
     n.rows(a, b, d)
     packed = n.where(b.quantized)

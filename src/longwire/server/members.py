@@ -1,0 +1,110 @@
+"""The tensors of one reduction on this server, as arrays to sum.
+
+Where the host can reach a tensor's memory it is used in place; what a device keeps
+to itself passes through memory of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from longwire.errors import BadRequest
+from longwire.native.memory import address_of
+from longwire.server.tensors import CheckedTensor
+from longwire.wire.types import F32_TYPE
+
+__all__ = ["Members", "count_of", "raw"]
+
+Floats = npt.NDArray[Any]
+
+
+def raw(numbers: Floats) -> memoryview:
+    """The bytes of an array, in place."""
+    return numbers.view(np.uint8).data
+
+
+def count_of(tensor: CheckedTensor, command: str) -> int:
+    """How many numbers a tensor has that can be summed.
+
+    Raises:
+        BadRequest: not f32, or not contiguous.
+    """
+    described = tensor.tensor
+    if described.type != F32_TYPE:
+        raise BadRequest(command, f"type {described.type} where f32 is summed")
+    count, stride = 1, 4
+    for n, b in zip(described.ne, described.nb, strict=True):
+        if n != 1 and b != stride and tensor.nbytes:
+            raise BadRequest(command, "a tensor that is not contiguous")
+        count *= n
+        stride = b * n if n != 1 else stride
+    return count
+
+
+class Members:
+    """One tensor for each local device, all of `count` numbers."""
+
+    def __init__(
+        self, tensors: Sequence[CheckedTensor], count: int, absent: int = 0
+    ) -> None:
+        """Bit i of `absent`: tensor i counts as zeros."""
+        self.count = count
+        self._tensors = tensors
+        self._present = [not absent >> i & 1 for i in range(len(tensors))]
+        found = [tensor.bytes(0, 4 * count) for tensor in tensors]
+        self._arrays = [
+            None if data is None else np.frombuffer(data, np.float32) for data in found
+        ]
+        self._staged: list[Floats | None] = [None] * len(tensors)
+
+    def gather(self, at: int, n: int) -> Floats:
+        """The sum of `n` numbers from `at` on, in the first tensor itself or in memory
+        of ours."""
+        out = self._place(0, at, n)
+        begun = False
+        for i, present in enumerate(self._present):
+            if not present:
+                continue
+            numbers = self._load(i, at, n)
+            if begun:
+                np.add(out, numbers, out=out)
+            elif i:
+                out[:] = numbers
+            begun = True
+        if not begun:
+            out[:] = 0
+        return out
+
+    def spread(self, out: Floats, at: int, n: int) -> None:
+        """Give all tensors the result, which stands where `gather` put its own."""
+        for i, (tensor, array) in enumerate(
+            zip(self._tensors, self._arrays, strict=True)
+        ):
+            if array is None:
+                data = raw(out)
+                device = tensor.buffer.device
+                device.set_tensor(tensor.native, address_of(data), 4 * at, 4 * n)
+            elif i:
+                array[at : at + n] = out
+
+    def _place(self, i: int, at: int, n: int) -> Floats:
+        array = self._arrays[i]
+        if array is not None:
+            return array if n == self.count else array[at : at + n]
+        staged = self._staged[i]
+        if staged is None or len(staged) < n:
+            staged = self._staged[i] = np.empty(n, np.float32)
+        return staged[:n]
+
+    def _load(self, i: int, at: int, n: int) -> Floats:
+        place = self._place(i, at, n)
+        if self._arrays[i] is None:
+            tensor = self._tensors[i]
+            data = raw(place)
+            device = tensor.buffer.device
+            device.get_tensor(tensor.native, address_of(data), 4 * at, 4 * n)
+        return place
