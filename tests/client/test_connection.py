@@ -116,9 +116,9 @@ class TestCorking:
 
     def test_much_small_data_leaves_without_an_ask(self, scripted: Start) -> None:
         connection, stream, _ = scripted()
-        for _ in range(9):
+        for _ in range(5):
             connection.post(Command.SET_TENSOR, *write(30 * KIB))
-        assert [len(sent) for sent in stream.sends] == [9]
+        assert [len(sent) for sent in stream.sends] == [4]
 
     def test_flush_sends_and_does_not_wait(self, scripted: Start) -> None:
         connection, stream, server = scripted()

@@ -105,10 +105,10 @@ def test_run_prints_one_json_object(
     answer: dict[str, Any] = json.loads(done.stdout)
     assert answer["tokens"] == reference("xllamacpp")
     assert answer["text"].startswith(" the capital")
-    # One per worker, and the prefill's are not in it.
-    assert answer["per_token"]["round_trips"] == 2
-    # The boundary between the workers, and two of the logits.
-    assert answer["per_token"]["bytes_received"] == (8 + 4 * 640) + (8 + 2 * 8)
+    # That to the last worker, and the prefill's are not in it.
+    assert answer["per_token"]["round_trips"] == 1
+    # Two of the logits: the boundary between the workers goes from one to the other.
+    assert answer["per_token"]["bytes_received"] == 8 + 2 * 8
     assert [d["endpoint"] for d in answer["devices"][:2]] == rpc.split(",")
     assert sum(d["layers"] for d in answer["devices"]) == 19
     assert all(d["memory"] > 0 for d in answer["devices"])

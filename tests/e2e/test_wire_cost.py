@@ -32,14 +32,16 @@ def _decode_cost(engine: Engine, workers: int) -> None:
     assert steps == 37 and len(before) == workers
     for device, earlier in zip(engine.remote_devices, before, strict=True):
         spent = device.connection.traffic.since(earlier)
-        assert spent.round_trips == steps
+        # What one of ours has made goes to the next without a stop here.
+        last = device is engine.remote_devices[-1]
+        assert spent.round_trips == (steps if last else 0)
         assert spent.graphs == 0
         assert spent.recomputes == steps
 
 
 @pytest.mark.parametrize("protocol", ["7", "8"])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_decode_step_is_one_round_trip_per_worker(
+def test_a_decode_step_is_one_round_trip(
     model: Path, worker: Worker, protocol: str, workers: int
 ) -> None:
     rpc = [worker("--protocol", protocol, number=n) for n in range(workers)]

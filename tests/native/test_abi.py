@@ -186,6 +186,7 @@ SIGNATURES: dict[str, tuple[Mapping[str, Any], str]] = {
         "pp pp vppp ip vpp ppp pp pp pppzz bpp bpp bpp pp vpp vpp",
     ),
     "reg": (abi.REG_I, "pp zp ppz pps"),
+    "comm": (abi.COMM, "ppz vp bpp"),
 }
 CODES = {
     C.c_void_p: "p",

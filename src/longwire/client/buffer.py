@@ -11,7 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from longwire.client.connection import Connection
-from longwire.client.records import NativeTensor, Records, read_tensor
+from longwire.client.links import route, together
+from longwire.client.prepared import PreparedWrites
+from longwire.client.records import (
+    NativeTensor,
+    Records,
+    buffer_address,
+    read_tensor,
+)
 from longwire.client.reduction import Reduction
 from longwire.client.reduction import current as current_reduction
 from longwire.client.reuse import GraphReuse
@@ -25,6 +32,7 @@ from longwire.native.plugin import Rows
 from longwire.wire import messages as m
 from longwire.wire.constants import U64_MAX, Command
 from longwire.wire.graphs import Graph
+from longwire.wire.links import LinkPart
 from longwire.wire.lx import Top
 from longwire.wire.patches import Bases
 from longwire.wire.tensors import TENSOR_SIZE
@@ -56,6 +64,7 @@ class Session:
         """Our numbers of ops that the server's engine does not have."""
         wide = connection.dialect.lx
         self.records = Records(self.buffers, self._match_ops(ops), wide)
+        self.prepared = PreparedWrites(connection) if wide else None
         self.reuse = GraphReuse(connection.dialect)
         self.alloc_sizes: dict[tuple[object, ...], int] = {}
         self.uploaders: set[Uploader] = set()
@@ -104,7 +113,7 @@ _live: dict[int, RemoteBuffer] = {}
 
 def buffer_of(tensor: int) -> RemoteBuffer | None:
     """The remote buffer that the tensor at this address lies in, if it is in one."""
-    return _live.get(read_tensor(tensor).buffer)
+    return _live.get(buffer_address(tensor))
 
 
 class RemoteBuffer:
@@ -133,6 +142,16 @@ class RemoteBuffer:
         self._session.buffers[address] = self
         _live[address] = self
 
+    @property
+    def session(self) -> Session:
+        """What it lives in, and dies with."""
+        return self._session
+
+    @property
+    def live(self) -> bool:
+        """Whether ggml has not freed it."""
+        return _live.get(self._address) is self
+
     def settle(self) -> None:
         """Let no command overtake the writes to this buffer that are under way."""
         uploader, self._uploader = self._uploader, None
@@ -157,6 +176,8 @@ class RemoteBuffer:
         self._session.buffers.pop(self._address, None)
         _live.pop(self._address, None)
         self._session.records.forget()
+        if self._session.prepared is not None:
+            self._session.prepared.forget()
         if not self._connection.healthy:
             return
         with self._session.order:
@@ -191,6 +212,9 @@ class RemoteBuffer:
         self._connection.post(Command.MEMSET_TENSOR, body)
 
     def set_tensor(self, tensor: int, data: int, offset: int, size: int) -> None:
+        prepared = self._session.prepared
+        if prepared is not None and not offset and prepared.write(tensor, data, size):
+            return
         record = self._session.records.of(tensor)
         content = memory.view(data, size)
         if self._holds_weights():
@@ -200,6 +224,8 @@ class RemoteBuffer:
         # A step's inputs are many, and whole tensors.
         head = m.SetTensor(record, 0, offset).encode() if offset else record + _WHOLE
         self._connection.post(Command.SET_TENSOR, head, content)
+        if prepared is not None and not offset:
+            prepared.note(tensor, record, size)
 
     def _holds_weights(self) -> bool:
         if self._weights is None:
@@ -328,11 +354,30 @@ class RemoteBuffer:
             (done,) = m.U8.unpack(self._connection.ask(Command.COPY_TENSOR, body))
             return bool(done)
         size = self.device._nbytes(src)
-        if size:
+        if size and not self._receive_from(source, src, dst, size):
             relayed = memoryview(bytearray(size))
             source._read_into(src, relayed, 0)
             head = m.SetTensor(self._session.records.of(dst), 0, 0).encode()
             self._connection.post(Command.SET_TENSOR, head, relayed)
+        return True
+
+    def _receive_from(
+        self, source: RemoteBuffer, src: int, dst: int, size: int
+    ) -> bool:
+        """Have another server send a tensor here, if the two have a link."""
+        sender, receiver = source._connection, self._connection
+        if sender.server is None or receiver.server is None:
+            return False
+        link = route(sender, receiver)
+        if link is None:
+            return False
+        send = LinkPart(link.first, source._session.records.of(src), 0, size)
+        receive = LinkPart(link.second, self._session.records.of(dst), 0, size)
+        with together:
+            sender.post(Command.LX_SEND, send.encode())
+            receiver.post(Command.LX_RECEIVE, receive.encode())
+        # It may as well begin while this machine prepares what the other one needs.
+        sender.start()
         return True
 
     def clear(self, value: int) -> None:

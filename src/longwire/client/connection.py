@@ -38,7 +38,12 @@ from longwire.transport.stream import Stream
 from longwire.transport.tls import explain
 from longwire.wire import messages as m
 from longwire.wire.constants import Command
-from longwire.wire.dialects import LX_OFFER, Dialect
+from longwire.wire.dialects import (
+    LX_OFFER,
+    MAX_PREPARED,
+    MAX_PREPARED_DATA,
+    Dialect,
+)
 from longwire.wire.frames import ANSWER_HEADER, REQUEST_HEADER
 from longwire.wire.lx import (
     ERROR_BIT,
@@ -47,13 +52,15 @@ from longwire.wire.lx import (
     ErrorAnswer,
     LxStartAnswer,
 )
+from longwire.wire.prepared import SetPrepared
 
 __all__ = ["Connection", "Deadlines", "Health", "Recorder", "reason_of"]
 
 _log = logging.getLogger("longwire.client")
 
-_CORK_LIMIT = 256 * 1024
-"""Held-back bytes beyond this leave without waiting for a reader."""
+_CORK_LIMIT = 96 * 1024
+"""Held-back bytes beyond this leave without waiting for a reader. So much fits the
+buffers between the two ends, even of a server that waits for another one's."""
 
 _BULK = 64 * 1024
 """Data from this size on goes from the caller's memory to the socket."""
@@ -63,8 +70,19 @@ _BEHIND_READ = 32 * 1024
 the two ends: a server that cannot deliver its answer takes no more in."""
 
 
-_GRAPHS = (Command.GRAPH_RECOMPUTE, Command.GRAPH_COMPUTE, Command.LX_GRAPH_PATCH)
-"""What a server computes on, and nobody may be left waiting for."""
+_GRAPHS = frozenset(
+    {
+        Command.GRAPH_RECOMPUTE,
+        Command.GRAPH_COMPUTE,
+        Command.LX_GRAPH_PATCH,
+        Command.COMM_ALLREDUCE,
+        Command.LX_ALLREDUCE,
+        Command.LX_SEND,
+        Command.LX_RECEIVE,
+    }
+)
+"""What a server computes on or another server waits for; nobody may be left waiting
+for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +163,13 @@ class Connection:
         """Who counts on this connection; `remote` closes it after the last."""
         self._deadlines = deadlines or Deadlines()
         self._stream = stream
+        stream.be_eager()
         self._lock = threading.RLock()
         self._corked = bytearray()
+        self._numbers: list[int] = []
+        """Of prepared writes that are not in `_corked` yet."""
+        self._prepared = bytearray()
+        """Their data."""
         self._last = Command.HELLO
         """The last command queued; names a failure to send."""
         self._holds_graph = False
@@ -170,6 +193,8 @@ class Connection:
         size = sum(map(len, pieces))
         self._claim(size)
         try:
+            if self._numbers:
+                self._fold_writes()
             self._last = command
             self._corked += REQUEST_HEADER.pack(command, size)
             if size >= _BULK:
@@ -183,6 +208,35 @@ class Connection:
                 self._send()
         finally:
             self._lock.release()
+
+    def write_prepared(self, number: int, data: bytes) -> None:
+        """Queue a prepared write; those in a row leave as one message.
+
+        Raises:
+            LongwireError: the latched failure.
+        """
+        self._claim(len(data) + m.U32.size)
+        try:
+            if len(self._prepared) + len(data) > MAX_PREPARED_DATA:
+                self._fold_writes()
+            self._numbers.append(number)
+            self._prepared += data
+            if len(self._numbers) == MAX_PREPARED:
+                self._fold_writes()
+            if len(self._corked) > _CORK_LIMIT:
+                self._send()
+        finally:
+            self._lock.release()
+
+    def _fold_writes(self) -> None:
+        """Cork the prepared writes. Called with the lock held."""
+        head = SetPrepared.head(self._numbers)
+        size = len(head) + len(self._prepared)
+        self._corked += REQUEST_HEADER.pack(Command.LX_SET_PREPARED, size)
+        self._corked += head
+        self._corked += self._prepared
+        self._numbers.clear()
+        self._prepared.clear()
 
     def ask(self, command: Command, body: m.Bytes) -> bytes:
         """Send a command and wait for its answer, of the size its table gives.
@@ -242,6 +296,8 @@ class Connection:
     def _queue(self, read: _Read, body: m.Bytes) -> None:
         self._claim(len(body))
         try:
+            if self._numbers:
+                self._fold_writes()
             self._last = read.command
             self._corked += REQUEST_HEADER.pack(read.command, len(body))
             self._corked += body
@@ -272,6 +328,23 @@ class Connection:
         """
         with self._lock:
             self._raise_failure()
+            if self._numbers:
+                self._fold_writes()
+            if self._corked:
+                self._send()
+
+    def start(self) -> None:
+        """Send everything held back, unless there are reads to be answered first.
+
+        Raises:
+            LongwireError: the latched failure, or a new one.
+        """
+        with self._lock:
+            self._raise_failure()
+            if self._reads:
+                return
+            if self._numbers:
+                self._fold_writes()
             if self._corked:
                 self._send()
 
@@ -292,6 +365,8 @@ class Connection:
                 self.failure = self._reason or error
                 self._stream.close()
                 self._corked = bytearray()
+                self._numbers.clear()
+                self._prepared.clear()
                 self._holds_graph = False
                 # Nobody may take what is in these for an answer.
                 for read in self._reads:
@@ -340,6 +415,11 @@ class Connection:
             return Command.LX_PING, b""
         return Command.DEVICE_COUNT, b""
 
+    @property
+    def certificate(self) -> bytes | None:
+        """The server's, in DER; None without TLS."""
+        return self._stream.certificate
+
     def set_patience(self, silence_s: float) -> None:
         """Take so long a silence of the server, while it is waited for, as its end."""
         self._stream.set_deadline(silence_s)
@@ -352,7 +432,7 @@ class Connection:
         """
         with self._lock:
             self._raise_failure()
-            assert not self._reads and not self._corked
+            assert not self._reads and not self._corked and not self._numbers
             self.failure = ConnectionLost(str(self.endpoint), "detach", "closed")
             return self._stream
 
@@ -364,17 +444,26 @@ class Connection:
         """Take the lock, once `size` bytes may be queued without blocking a read.
 
         Queued reads are settled first if the bytes would not fit behind them;
-        without the lock, since that waits for other connections too.
+        without the lock, since that waits for other connections too. What will not
+        be held back may find a server that takes nothing in before another one has
+        its commands: those leave first.
         """
+        if size >= _BULK or self._held_back + size > _CORK_LIMIT:
+            flush_all(but=self)
         while True:
             self._lock.acquire()
             if self.failure is not None:
                 self._lock.release()
                 self._raise_failure()
-            if not self._reads or len(self._corked) + size <= _BEHIND_READ:
+            if not self._reads or self._held_back + size <= _BEHIND_READ:
                 return
             self._lock.release()
             self.synchronize()
+
+    @property
+    def _held_back(self) -> int:
+        """Bytes, but for headers."""
+        return len(self._corked) + len(self._prepared) + m.U32.size * len(self._numbers)
 
     def _raise_failure(self) -> None:
         if self.failure is not None:
@@ -430,9 +519,16 @@ class Connection:
     def _take_answer(self, read: _Read) -> RemoteFailure | None:
         """Receive one answer in its place; an LX server may give its error."""
         started = time.perf_counter()
-        (size,) = ANSWER_HEADER.unpack(self._stream.take(ANSWER_HEADER.size))
         # A server that has just started LX may be slow to say so.
         lx = self.dialect.lx or read.command in LX_OFFER
+        ahead = 0
+        if lx or len(read.target) < _BULK:
+            (size,) = ANSWER_HEADER.unpack(self._stream.take(ANSWER_HEADER.size))
+        else:
+            # Nothing but this answer can follow.
+            head = memoryview(bytearray(ANSWER_HEADER.size))
+            ahead = self._stream.take_ahead(head, read.target)
+            (size,) = ANSWER_HEADER.unpack(head)
         while size == KEEP_ALIVE and lx:
             if time.perf_counter() - started > self._deadlines.answer_s:
                 raise TimeoutError
@@ -446,7 +542,7 @@ class Connection:
         elif read.limit and size <= read.limit:
             read.answer = bytes(self._stream.take(size))
         elif size == len(read.target) and not read.limit:
-            self._stream.take_into(read.target)
+            self._stream.take_into(read.target[ahead:])
         else:
             due = f"up to {read.limit}" if read.limit else f"{len(read.target)}"
             raise self._wrong_answer(read, f"{size} bytes where {due} were due")

@@ -26,11 +26,16 @@ from longwire.wire.tensors import (
     too_wide,
 )
 
-__all__ = ["NativeTensor", "Records", "buffers_of", "read_tensor"]
+__all__ = ["NativeTensor", "Records", "TENSOR_BYTES"]
+__all__ += ["buffer_address", "buffers_of", "read_tensor"]
 
-_SIZE = GGML_TENSOR.itemsize
+TENSOR_BYTES: int = GGML_TENSOR.itemsize
+"""Of a `ggml_tensor`."""
+
+assert GGML_TENSOR.fields is not None
+_BUFFER: int = GGML_TENSOR.fields["buffer"][1]
 _NATIVE = struct.Struct("<i4xQ4q4Qi64si10QQQQ64sQ8x")
-assert _NATIVE.size == _SIZE
+assert _NATIVE.size == TENSOR_BYTES
 
 _REMEMBERED = 8192
 """Records kept by tensor address; a load names each weight once."""
@@ -71,7 +76,12 @@ class NativeTensor(NamedTuple):
 
 def read_tensor(address: int) -> NativeTensor:
     """Read the `ggml_tensor` at `address`."""
-    return _unpack(address, read(address, _SIZE))
+    return _unpack(address, read(address, TENSOR_BYTES))
+
+
+def buffer_address(tensor: int) -> int:
+    """Of the `ggml_backend_buffer` that a tensor lies in; 0 for none."""
+    return int.from_bytes(read(tensor + _BUFFER, 8), "little")
 
 
 def _unpack(address: int, raw: bytes) -> NativeTensor:
@@ -142,7 +152,7 @@ class Records:
 
     def of(self, address: int) -> bytes:
         """The 296 bytes of one tensor, for everything but graphs."""
-        raw = read(address, _SIZE)
+        raw = read(address, TENSOR_BYTES)
         known = self._known.get(address)
         if known is not None and known[0] == raw:
             return known[1]

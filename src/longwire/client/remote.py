@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from longwire.client.buffer import Session
+from longwire.client.collectives import communicate
 from longwire.client.connection import Connection, Deadlines
 from longwire.client.credentials import Credentials
 from longwire.client.device import RemoteDevice
@@ -179,7 +180,7 @@ def _settle(
     # ggml never forgets a device: one that was here before gets its place back.
     for device, info in zip(devices, infos, strict=False):
         device.attach(session, info)
-    registry = Registry(native) if len(devices) < count else None
+    registry = Registry(native, communicate) if len(devices) < count else None
     for index in range(len(devices), count):
         assert registry is not None
         name = f"RPC{next(_numbers)}"

@@ -17,6 +17,7 @@ __all__ = [
     "BACKEND_I",
     "BUFFER_I",
     "BUFT_I",
+    "COMM",
     "DEVICE_I",
     "GGML_TENSOR",
     "REG_I",
@@ -26,6 +27,7 @@ __all__ = [
     "BufferType2",
     "BufferType3",
     "Cgraph",
+    "Comm",
     "Device",
     "DeviceProps",
     "DeviceType",
@@ -216,6 +218,14 @@ REG_I = {
 }
 """`ggml_backend_reg_i`."""
 
+COMM = {
+    "ggml_backend_comm_init": _prototype(P, P, S),
+    "ggml_backend_comm_free": _prototype(None, P),
+    "ggml_backend_comm_allreduce_tensor": _prototype(C.c_bool, P, P),
+}
+"""What ggml's meta backend asks a registry's `get_proc_address` for
+(`ggml_backend_comm_init_t` and so on, ggml-backend.h)."""
+
 
 def _slots(table: dict[str, type], *without: str) -> list[tuple[str, type]]:
     return [(name, P) for name in table if name not in without]
@@ -277,6 +287,12 @@ class Reg(C.Structure):
     """`struct ggml_backend_reg`."""
 
     _fields_ = [("api_version", C.c_int), *_slots(REG_I), ("context", P)]
+
+
+class Comm(C.Structure):
+    """Not ggml's: where the functions of `COMM` are kept."""
+
+    _fields_ = _slots(COMM)
 
 
 class DeviceProps(C.Structure):

@@ -15,6 +15,7 @@ from longwire.native.abi import P, S
 from longwire.native.compute import select_devices
 from longwire.native.engine import NativeEngine
 from longwire.native.library import Library, Signature
+from longwire.native.profiles import folder_files
 
 __all__ = ["CPP_ENGINE", "cpp_devices", "find_cpp_rpc", "serve_cpp"]
 
@@ -33,12 +34,20 @@ _FUNCTIONS: Mapping[str, Signature] = {
 }
 
 
-def find_cpp_rpc() -> Path | None:
-    """The C++ backend in the installed llama_cpp package; loads nothing."""
-    spec = importlib.util.find_spec("llama_cpp")
-    if spec is None or spec.origin is None:
-        return None
-    file = Path(spec.origin).parent / "lib" / _FILE
+def find_cpp_rpc(engine: str = CPP_ENGINE) -> Path | None:
+    """The C++ backend that comes with an engine, or with none; loads nothing.
+
+    An engine that is a folder of llama.cpp's libraries may have it, too.
+    """
+    if engine != CPP_ENGINE:
+        libraries = folder_files(Path(engine))
+        folder = libraries[-1].parent if libraries else Path(engine)
+    else:
+        spec = importlib.util.find_spec("llama_cpp")
+        if spec is None or spec.origin is None:
+            return None
+        folder = Path(spec.origin).parent / "lib"
+    file = folder / _FILE
     return file if file.is_file() else None
 
 

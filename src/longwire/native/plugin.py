@@ -17,7 +17,10 @@ import ctypes as C
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from longwire.errors import CallFailed
 from longwire.native import abi
+from longwire.native.absent import Absent
+from longwire.native.collectives import Communicate, procedures
 from longwire.native.engine import NativeEngine
 from longwire.native.guard import constant, defer_interrupts, install, log_failure
 from longwire.native.memory import view
@@ -107,18 +110,26 @@ class Registry:
     devices in its device order.
     """
 
-    def __init__(self, engine: NativeEngine) -> None:
+    def __init__(
+        self,
+        engine: NativeEngine,
+        communicate: Communicate[HostDevice] | None = None,
+    ) -> None:
+        """`communicate` makes communicators; without it ggml sums on the host."""
         self.engine = engine
         self.plugins: list[DevicePlugin] = []
         self._registered = False
         self._name = C.create_string_buffer(b"RPC")
         self._struct = abi.Reg(api_version=engine.profile.api_version)
         self.address = C.addressof(self._struct)
+        found: dict[bytes, int] = {}
+        if communicate is not None:
+            found = procedures(communicate, _backend_devices)
         slots: dict[str, Callable[..., Any]] = {
             "get_name": constant(C.addressof(self._name)),
             "get_device_count": lambda reg: len(self.plugins),
             "get_device": lambda reg, i: self.plugins[i].address,
-            "get_proc_address": constant(None),
+            "get_proc_address": lambda reg, name: found.get(name),
         }
         install(self._struct, abi.REG_I, slots, log_failure)
         defer_interrupts()
@@ -146,6 +157,9 @@ class DevicePlugin:
         self.device = device
         self.buffers: dict[int, HostBuffer] = {}
         """By address of the `ggml_backend_buffer`."""
+        self.must_allocate = False
+        """Have an allocation that fails be a failure of the device: where devices
+        share tensors, ggml ends the process for want of a buffer."""
         self._library = registry.engine.library
         self._name = C.create_string_buffer(device.name.encode())
         self._description = C.create_string_buffer(device.description.encode())
@@ -166,6 +180,7 @@ class DevicePlugin:
         install(self._buffer_type, abi.BUFT_I, self._buffer_type_slots(), fail)
         install(self._buffer_interface, abi.BUFFER_I, self._buffer_slots(), fail)
         install(self._backend_template, abi.BACKEND_I, self._backend_slots(), fail)
+        self._synchronize = self._backend_template.synchronize
         _kept.append(self)
 
     def usage(self, buffer: int) -> abi.Usage:
@@ -200,6 +215,7 @@ class DevicePlugin:
             backend = abi.Backend.from_buffer_copy(self._backend_template)
             address = C.addressof(backend)
             self._backends[address] = backend
+            _backend_devices[address] = device
             return address
 
         def event_new(dev: int) -> int:
@@ -228,11 +244,24 @@ class DevicePlugin:
         device = self.device
         name = C.addressof(self._name)
 
+        def allocated(size: int) -> tuple[HostBuffer, int] | None:
+            if not self.must_allocate:
+                return device.alloc_buffer(size)
+            try:
+                found = device.alloc_buffer(size)
+                if found is not None:
+                    return found
+                reason = f"{device.name} has no room for {size} bytes"
+                raise CallFailed("alloc_buffer", reason)
+            except BaseException as error:
+                device.failed(error)
+            return Absent(), size
+
         def alloc_buffer(buffer_type: int, size: int) -> int | None:
-            allocated = device.alloc_buffer(size)
-            if allocated is None:
+            found = allocated(size)
+            if found is None:
                 return None
-            buffer, true_size = allocated
+            buffer, true_size = found
             address: int = self._library.ggml_backend_buffer_init(
                 buffer_type, self._buffer_interface, None, true_size
             )
@@ -272,6 +301,8 @@ class DevicePlugin:
             return abi.Status.SUCCESS if ok else abi.Status.FAILED
 
         slots = {name: call(name) for name in _BUFFER_METHODS}
+        # A step calls this one most.
+        slots["set_tensor"] = lambda buffer, *a: buffers[buffer].set_tensor(*a)
         slots["free_buffer"] = lambda buffer: buffers.pop(buffer).free()
         slots["get_base"] = lambda buffer: buffers[buffer].base()
         slots["init_tensor"] = init_tensor
@@ -287,25 +318,49 @@ class DevicePlugin:
         device = self.device
         name = C.addressof(self._name)
 
-        def graph_compute(_backend: int, graph: int) -> int:
+        backends = self._backends
+
+        # llama.cpp synchronizes some seventeen times per token, of which two have
+        # something to wait for. ggml does nothing where there is no function.
+        def synchronize(backend: int) -> None:
+            backends[backend].synchronize = None
+            device.synchronize()
+
+        def rouse(backend: int) -> None:
+            backends[backend].synchronize = self._synchronize
+
+        def get_tensor_async(backend: int, *arguments: int) -> None:
+            rouse(backend)
+            device.get_tensor_async(*arguments)
+
+        def get_tensor_2d_async(backend: int, tensor: int, *rows: int) -> None:
+            rouse(backend)
+            device.get_tensor_2d_async(tensor, Rows(*rows))
+
+        def cpy_tensor_async(_src: int, dst: int, *tensors: int) -> bool:
+            rouse(dst)
+            return device.cpy_tensor_async(*tensors)
+
+        def graph_compute(backend: int, graph: int) -> int:
+            rouse(backend)
             ok = device.graph_compute(graph)
             return abi.Status.SUCCESS if ok else abi.Status.FAILED
 
+        def free(backend: int) -> None:
+            _backend_devices.pop(backend, None)
+            self._backends.pop(backend)
+
         return {
             "get_name": constant(name),
-            "free": lambda backend: self._backends.pop(backend) and None,
+            "free": free,
             "set_tensor_async": lambda backend, *a: device.set_tensor_async(*a),
-            "get_tensor_async": lambda backend, *a: device.get_tensor_async(*a),
+            "get_tensor_async": get_tensor_async,
             "set_tensor_2d_async": lambda backend, tensor, *rows: (
                 device.set_tensor_2d_async(tensor, Rows(*rows))
             ),
-            "get_tensor_2d_async": lambda backend, tensor, *rows: (
-                device.get_tensor_2d_async(tensor, Rows(*rows))
-            ),
-            "cpy_tensor_async": lambda a, b, src, dst: device.cpy_tensor_async(
-                src, dst
-            ),
-            "synchronize": lambda backend: device.synchronize(),
+            "get_tensor_2d_async": get_tensor_2d_async,
+            "cpy_tensor_async": cpy_tensor_async,
+            "synchronize": synchronize,
             "graph_compute": graph_compute,
             # One connection keeps one order, so what an event would order is
             # ordered already.
@@ -324,6 +379,9 @@ _BUFFER_METHODS = (
 )
 
 _kept: list[DevicePlugin] = []
+
+_backend_devices: dict[int, HostDevice] = {}
+"""Whose the live backends are, of all registries: a communicator spans several."""
 
 
 def device_array(addresses: Sequence[int]) -> C.Array[C.c_void_p]:
