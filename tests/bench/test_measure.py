@@ -112,6 +112,60 @@ def test_the_table_names_what_to_type_again(
     assert again.endswith(" --cache")
 
 
+def test_servers_with_the_models_folder_need_not_be_sent_it(tiny: Path) -> None:
+    settings = Settings(
+        "load", model=str(tiny), engine="xllamacpp", models=True, workers=2, **QUICK
+    )
+    report = measure(settings)
+    check_schema(report.as_json(), "load", [OURS])
+    # The prompt and its graphs are in it, and the servers' halves of the output.
+    assert 0 < report.received()[OURS] < tiny.stat().st_size / 10
+    plain = measure(Settings("load", model=str(tiny), engine="xllamacpp", **QUICK))
+    assert plain.received() == {}
+    assert plain.wire()[OURS]["bytes_sent"] > tiny.stat().st_size / 2
+
+
+@pytest.mark.usefixtures("peers")
+def test_a_tensor_split_of_all_pairings(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["bench", "decode", "--model", str(tiny), "--workers", "2"]
+    arguments += ["--split-mode", "tensor", "--tokens", "8"]
+    assert main([*arguments, "--runs", "1", "--settle", "0", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    check_schema(report, "decode", ALL)
+    assert report["settings"]["split_mode"] == "tensor"
+
+
+def test_sums_between_servers_beside_those_of_the_client(tiny: Path) -> None:
+    names = (OURS, "longwire-fallback")
+    settings = Settings(
+        "decode",
+        model=str(tiny),
+        engine="xllamacpp",
+        split_mode="tensor",
+        workers=2,
+        n_tokens=8,
+        pairs=names,
+        **QUICK,
+    )
+    report = measure(settings)
+    check_schema(report.as_json(), "decode", list(names))
+    # ggml's own way sends copies and a graph of one node for each sum.
+    sent = {name: wire["bytes_sent"] for name, wire in report.wire().items()}
+    assert sent[OURS] < 0.9 * sent["longwire-fallback"]
+
+
+def test_several_ubatches_are_several_benches(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["bench", "prefill", "--model", str(tiny), "--engine", "xllamacpp"]
+    arguments += ["--runs", "1", "--settle", "0", "--prompt", "64", "--json"]
+    assert main([*arguments, "--ubatch", "16,64"]) == 0
+    reports = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [report["settings"]["ubatch"] for report in reports] == [16, 64]
+
+
 @pytest.mark.usefixtures("peers")
 def test_a_dead_server_costs_its_pairing_alone(tiny: Path) -> None:
     def kill_when_a_client_is_there(server: int) -> None:

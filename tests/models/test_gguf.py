@@ -3,10 +3,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from longwire.errors import UsageError
-from longwire.models.gguf import gguf_tensors
+from longwire.models.gguf import gguf_head, gguf_tensors
 from longwire.native.engine import NativeEngine, load_engine
 from support.gguf import gguf_bytes, make_gguf
 
@@ -93,3 +94,33 @@ def test_what_is_not_a_file(engine: NativeEngine, tmp_path: Path) -> None:
             gguf_tensors(engine, path)
     with pytest.raises(UsageError, match="No such file"):
         gguf_tensors(engine, tmp_path / "nowhere.gguf")
+
+
+def test_a_head_has_values_and_types(engine: NativeEngine, tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason="the gguf package is missing")
+    path = tmp_path / "head.gguf"
+    writer = gguf.GGUFWriter(path, "größe")
+    writer.add_uint32("whole", 7)
+    writer.add_int64("far", -(1 << 40))
+    writer.add_float32("real", 0.5)
+    writer.add_bool("true", True)
+    writer.add_array("heads", [4, 8])
+    writer.add_array("reals", [0.5])
+    writer.add_array("texts", ["a", "b"])
+    writer.add_tensor("f32", np.zeros(32, np.float32))
+    writer.add_tensor("f16", np.zeros(32, np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    head = gguf_head(engine, path)
+    values = {"whole": 7, "far": -(1 << 40), "real": 0.5, "true": True, "heads": [4, 8]}
+    assert head.values == {"general.architecture": "größe", **values}
+    assert head.types == {"f32": 0, "f16": 1}
+
+
+def test_a_head_that_is_none(engine: NativeEngine, tmp_path: Path) -> None:
+    path = tmp_path / "short.gguf"
+    path.write_bytes(gguf_bytes(TENSORS)[:50])
+    with pytest.raises(UsageError, match="short.gguf cannot be read as GGUF"):
+        gguf_head(engine, path)

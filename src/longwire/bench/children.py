@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 from types import TracebackType
 
 from longwire.bench.client import Job, Measurement
+from longwire.bench.cpp_server import free_port
 from longwire.bench.settings import Plan, Settings
 from longwire.errors import CallFailed, LongwireError
 from longwire.host.workers import ListeningProcess, spawned
@@ -17,6 +21,14 @@ from longwire.server.pool import exit_text
 from longwire.transport.keyring import issue
 
 __all__ = ["Worker", "Workers", "run_job"]
+
+_SESSION_END_S = 5.0
+"""How long a server may take to notice that a client has left."""
+
+_RECEIVED = re.compile(r"^longwire_bytes_total{direction=\"in\"} (\S+)$", re.MULTILINE)
+_SERVING = re.compile(r"^longwire_sessions{state=\"serving\"} (\S+)$", re.MULTILINE)
+
+_POLL_S = 0.01
 
 _TAIL = 4096
 """Bytes of a log that are searched for its last line."""
@@ -35,6 +47,8 @@ class Worker:
         self._children: dict[str, ListeningProcess] = {}
         self.keys: Path | None = None
         """Where its CA is, if it speaks TLS."""
+        self._metrics: int | None = None
+        """The port that tells what it has received, if it does."""
         folder.mkdir(exist_ok=True)
         try:
             self._start(f"{kind} server", self._server_command(kind, settings, plan))
@@ -55,9 +69,10 @@ class Worker:
             cache = self._folder / "cache"
             cache.mkdir(exist_ok=True)
             options += ["--cache", str(cache)]
+        options += ["--engine", plan.engine]
         if kind == "cpp":
             return ["longwire.bench.cpp_server", *options]
-        options += ["--engine", plan.engine, "--protocol", str(plan.protocol)]
+        options += ["--protocol", str(plan.protocol)]
         if kind == "unverified":
             return ["longwire.bench.unverified_server", *options]
         if kind == "tls":
@@ -65,6 +80,13 @@ class Worker:
             issue(self.keys)
             options += ["--tls-cert", str(self.keys / "server.pem")]
             options += ["--tls-key", str(self.keys / "server.key")]
+        if settings.relayed:
+            # What servers exchange directly would pass no relay.
+            options += ["--peer-port", "off"]
+        if settings.models:
+            options += ["--models", str(Path(settings.model or "").absolute().parent)]
+            self._metrics = free_port()
+            options += ["--metrics-port", str(self._metrics)]
         return ["longwire", "serve", "--port", "0", *options]
 
     def _start(self, what: str, command: list[str]) -> None:
@@ -88,6 +110,32 @@ class Worker:
     @property
     def alive(self) -> bool:
         return all(child.process.poll() is None for child in self._children.values())
+
+    def received(self) -> int | None:
+        """Bytes of messages that have reached it so far; None where it does not tell.
+
+        Waits until no client is there any more.
+
+        Raises:
+            CallFailed: one does not leave.
+        """
+        if self._metrics is None:
+            return None
+        deadline = time.monotonic() + _SESSION_END_S
+        while time.monotonic() < deadline:
+            page = self._page(self._metrics)
+            if all(float(count) == 0 for count in _SERVING.findall(page)):
+                return sum(int(float(count)) for count in _RECEIVED.findall(page))
+            time.sleep(_POLL_S)
+        raise CallFailed("the server", f"has a client after {_SESSION_END_S:g} s")
+
+    def _page(self, port: int) -> str:
+        try:
+            url = f"http://127.0.0.1:{port}/metrics"
+            with urllib.request.urlopen(url, timeout=_SESSION_END_S) as answer:
+                return str(answer.read(), "utf-8")
+        except OSError as error:
+            raise CallFailed("the server's metrics", str(error)) from error
 
     def condition(self) -> list[str]:
         """How each process fares, in words, for the report of a failure."""

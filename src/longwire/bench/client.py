@@ -38,6 +38,8 @@ _CTX_STEP = 256
 
 _SEED = 1
 
+_NO_COMMUNICATOR = "GGML_RPC_NO_COMM"
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -56,6 +58,9 @@ class Job:
     settle_s: float
     tls_ca: list[str] = field(default_factory=list)
     """Per endpoint the CA of its certificate; empty for servers without TLS."""
+    split_mode: str = "layer"
+    fallback: bool = False
+    """Have ggml sum through this process."""
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -78,6 +83,8 @@ class Measurement:
     """Traffic per token or per load; only Longwire's client knows."""
     index_s: float = 0.0
     """What of a load went into the model's index, which is made once."""
+    received: int | None = None
+    """Bytes that reached the servers, by their own count, where they keep one."""
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -139,6 +146,9 @@ def perform(job: Job) -> Measurement:
         LongwireError: a server or the engine failed. The C++ client has no
             such thing: it aborts the process.
     """
+    if job.fallback:
+        # Both clients look for it; llama.cpp's when a context is made.
+        os.environ[_NO_COMMUNICATOR] = "1"
     native = load_engine(job.engine)
     remote_devices: list[RemoteDevice] = []
     addresses: list[int] = []
@@ -164,6 +174,7 @@ def perform(job: Job) -> Measurement:
 def _load(job: Job, remote_devices: list[RemoteDevice], addresses: list[int]) -> Engine:
     room = job.n_prompt + _WARM_UP + job.n_tokens + 1
     remote_names = [device.name for device in remote_devices]
+    tensors = job.split_mode == "tensor"
     return Engine(
         job.model,
         rpc=remote_devices,
@@ -171,7 +182,10 @@ def _load(job: Job, remote_devices: list[RemoteDevice], addresses: list[int]) ->
         # Next to servers, a GPU of this machine would do part of their work.
         devices=None if job.client == "local" else remote_names,
         native_devices=addresses,
-        tensor_split=_shares(job),
+        split_mode=job.split_mode if len(job.endpoints) > 1 else "layer",
+        tensor_split=[] if tensors else _shares(job),
+        # A split by tensors is on it, and what is compared with one must be.
+        flash_attention="on" if tensors else "auto",
         n_ctx=-(-room // _CTX_STEP) * _CTX_STEP,
         n_ubatch=job.ubatch,
         n_threads=job.threads,

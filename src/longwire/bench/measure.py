@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from longwire.bench.children import Worker, Workers, run_job
 from longwire.bench.client import Job, Measurement
 from longwire.bench.models import TINY, make_llama
 from longwire.bench.report import LOCAL, Report
-from longwire.bench.settings import Pair, Plan, Settings
+from longwire.bench.settings import FALLBACK, Pair, Plan, Settings
 from longwire.errors import LongwireError
+from longwire.models.index import load_index
+from longwire.native.engine import load_engine
 
 __all__ = ["measure"]
 
@@ -36,7 +38,7 @@ def measure(
     plan = Plan.of(settings)
     with tempfile.TemporaryDirectory(prefix="longwire-bench-") as name:
         folder = Path(name)
-        model = _model(settings, folder)
+        model = _model(settings, plan, folder)
         report = Report(settings, plan, model.name, model.stat().st_size)
         with Workers(settings, plan, folder) as workers:
             bench = _Bench(settings, plan, folder, model, workers)
@@ -44,7 +46,7 @@ def measure(
     return report
 
 
-def _model(settings: Settings, folder: Path) -> Path:
+def _model(settings: Settings, plan: Plan, folder: Path) -> Path:
     if settings.model is None:
         path = folder / "tiny.gguf"
         make_llama(path, TINY)
@@ -54,6 +56,9 @@ def _model(settings: Settings, folder: Path) -> Path:
     with path.open("rb", buffering=0) as file:
         while file.read(_BLOCK):
             continue
+    if settings.models:
+        # The servers would make it at their leisure, beside what is measured.
+        load_index(load_engine(plan.engine), path, fnv=True)
     return path
 
 
@@ -86,12 +91,14 @@ class _Bench:
     def _pair(self, pair: Pair) -> Measurement | str:
         try:
             count = pair.workers or self.settings.workers
-            workers = self.workers.of(pair.server, count)
+            workers = self.workers.of(pair.servers, count)
         except LongwireError as error:
             return str(error)
-        return self._job(pair.client, workers)
+        return self._job(pair.client, workers, pair.server == FALLBACK)
 
-    def _job(self, client: str, workers: Sequence[Worker]) -> Measurement | str:
+    def _job(
+        self, client: str, workers: Sequence[Worker], fallback: bool = False
+    ) -> Measurement | str:
         """A measurement, or why there is none."""
         settings = self.settings
         job = Job(
@@ -106,12 +113,27 @@ class _Bench:
             n_tokens=settings.tokens,
             ubatch=settings.ubatch,
             settle_s=settings.settle_s,
+            split_mode=settings.split_mode,
+            fallback=fallback,
         )
         try:
-            return run_job(job, self.folder, settings.timeout_s)
+            before = [worker.received() for worker in workers]
+            measured = run_job(job, self.folder, settings.timeout_s)
+            after = [worker.received() for worker in workers]
+            return replace(measured, received=_grown(before, after))
         except LongwireError as error:
             conditions = [line for worker in workers for line in worker.condition()]
             return "; ".join([str(error), *conditions])
+
+
+def _grown(before: Sequence[int | None], after: Sequence[int | None]) -> int | None:
+    """What all counts together have grown by; None where one is missing."""
+    grown = [
+        b - a
+        for a, b in zip(before, after, strict=True)
+        if a is not None and b is not None
+    ]
+    return sum(grown) if grown and len(grown) == len(before) else None
 
 
 def _rotated(pairs: Sequence[Pair], by: int) -> list[Pair]:

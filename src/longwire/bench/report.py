@@ -155,6 +155,18 @@ class Report:
         }
         return {name: runs for name, runs in found.items() if runs}
 
+    def received(self) -> dict[str, float]:
+        """By pairing, the median of the bytes that reached the servers."""
+        counts = {
+            name: [
+                r.received
+                for r in results
+                if isinstance(r, Measurement) and r.received is not None
+            ]
+            for name, results in self.results.items()
+        }
+        return {name: statistics.median(c) for name, c in counts.items() if c}
+
     def as_json(self) -> dict[str, Any]:
         """The whole report, for `json.dumps`."""
         names = self.pair_names()
@@ -173,6 +185,7 @@ class Report:
             "ratio_spread": _spreads(ratios),
             "wire_per": self.settings.kind.wire_per,
             "wire": self.wire(),
+            "received": self.received(),
             "index_s": self.indexed(),
             "tokens_equal": self.tokens_equal(),
             "errors": self.errors(),
@@ -194,7 +207,9 @@ class Report:
             "prompt": settings.prompt,
             "tokens": settings.tokens,
             "ubatch": settings.ubatch,
+            "split_mode": settings.split_mode,
             "cache": settings.cache,
+            "models": settings.models,
             "relay_delay_ms": settings.relay_delay_ms,
             "relay_rate_mbit": settings.relay_rate_mbit,
             "settle_s": settings.settle_s,

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from longwire.errors import UsageError
 from longwire.native.cpp_rpc import CPP_ENGINE, find_cpp_rpc
+from longwire.native.model import SPLIT_MODES
 from longwire.native.profiles import DEFAULT_ENGINE
 
-__all__ = ["BENCHES", "PAIRS", "REFERENCE", "VARIANTS"]
+__all__ = ["BENCHES", "FALLBACK", "PAIRS", "REFERENCE", "SPLITS", "VARIANTS"]
 __all__ += ["Bench", "Pair", "Plan", "Settings"]
 
 
@@ -39,18 +40,31 @@ BENCHES: Mapping[str, Bench] = {
 }
 
 
+SPLITS = tuple(mode for mode in SPLIT_MODES if mode != "none")
+"""How a model may be cut over the servers."""
+
+FALLBACK = "fallback"
+"""The client's own servers, with communicators off: ggml sums through the client."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pair:
     """Whose client talks to whose servers: "longwire" or "cpp"."""
 
     client: str
     server: str
+    """Or what is special about them."""
     workers: int | None = None
     """How many servers; None is as many as the bench has."""
 
     def __str__(self) -> str:
         name = f"{self.client}-{self.server}"
         return name if self.workers is None else f"{name}@{self.workers}"
+
+    @property
+    def servers(self) -> str:
+        """The kind of server processes that it takes."""
+        return self.client if self.server == FALLBACK else self.server
 
     def over(self, workers: int | None) -> Pair:
         """The same over so many servers."""
@@ -66,9 +80,14 @@ PAIRS = (
 
 _ALONE = Pair("longwire", "longwire")
 
-VARIANTS = (Pair("longwire", "tls"), Pair("longwire", "unverified"))
-"""Servers of ours with TLS, and without a check of graphs: what these cost.
-Measured only when named."""
+VARIANTS = (
+    Pair("longwire", "tls"),
+    Pair("longwire", "unverified"),
+    Pair("longwire", FALLBACK),
+    Pair("cpp", FALLBACK),
+)
+"""Servers of ours with TLS, and without a check of graphs: what these cost. And
+a tensor split without sums from server to server. Measured only when named."""
 
 REFERENCE = Pair("cpp", "cpp")
 """What ratios are taken against; without it, our own plain pair."""
@@ -96,8 +115,12 @@ class Settings:
     n_tokens: int | None = None
     """None is the bench's own number, for the prompt as well."""
     ubatch: int = 128
+    split_mode: str = "layer"
+    """How the model is cut over two or more servers."""
     cache: bool = False
     """Give each server a weight cache, and measure loads that find it full."""
+    models: bool = False
+    """Give servers of ours the model's folder: the first load finds it there."""
     relay_delay_ms: float = 0.0
     """Added one way, in each direction."""
     relay_rate_mbit: float | None = None
@@ -120,8 +143,11 @@ class Settings:
             raise UsageError(f"{self.bench} needs a model; give one with --model")
         if self.model is not None and not Path(self.model).is_file():
             raise UsageError(f"there is no model file {self.model}")
-        if self.cache and self.bench != "load":
-            raise UsageError(f"--cache changes loads; {self.bench} measures none")
+        if self.split_mode not in SPLITS:
+            raise UsageError(f"the split is {' or '.join(SPLITS)}")
+        for name in ("cache", "models"):
+            if getattr(self, name) and self.bench != "load":
+                raise UsageError(f"--{name} changes loads; {self.bench} measures none")
         if min(self.workers, self.threads, self.runs, self.ubatch) < 1:
             raise UsageError("workers, threads, runs and ubatch start at 1")
         if self.prompt < 1 or self.tokens < (self.bench in ("decode", "hop")):
@@ -132,6 +158,8 @@ class Settings:
             and (self.relay_rate_mbit <= 0)
         ):
             raise UsageError("a relay's delay and rate are above 0")
+        if self.relayed and self.split_mode == "tensor":
+            raise UsageError("sums from server to server would pass no relay")
         known = [str(pair) for pair in (*PAIRS, *VARIANTS)]
         for name in self.pairs:
             base, at, count = name.partition("@")
@@ -185,23 +213,25 @@ class Plan:
             UsageError: none of the pairings asked for is possible.
         """
         note = None
-        if settings.engine not in (None, CPP_ENGINE):
-            note = (
-                f"Longwire alone: the C++ peers are on engine {CPP_ENGINE}, "
-                f"not on {settings.engine}"
-            )
-        elif find_cpp_rpc() is None:
+        engine = settings.engine or CPP_ENGINE
+        if find_cpp_rpc(engine) is None:
             note = (
                 "Longwire alone: no C++ peers, because the llama_cpp package is "
                 "missing or was built without GGML_RPC=ON"
             )
-        offered = (*(PAIRS if note is None else [_ALONE]), *VARIANTS)
+            if engine != CPP_ENGINE:
+                note = (
+                    f"Longwire alone: the C++ peers are on engine {CPP_ENGINE}, "
+                    f"not on {engine}"
+                )
+        offered: tuple[Pair, ...] = (*PAIRS, *VARIANTS)
+        if note is not None:
+            offered = tuple(p for p in offered if "cpp" not in (p.client, p.servers))
         pairs = tuple(_chosen(offered, settings.pairs or list(map(str, PAIRS))))
         if not pairs:
             raise UsageError(f"nothing to measure. {note}")
-        if note is None:
-            return cls(CPP_ENGINE, 7, pairs, None)
-        engine = settings.engine or DEFAULT_ENGINE
+        if note is not None:
+            engine = settings.engine or DEFAULT_ENGINE
         return cls(engine, 7 if engine == CPP_ENGINE else 8, pairs, note)
 
 

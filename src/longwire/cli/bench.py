@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+from dataclasses import replace
 from typing import Any
 
 from rich import box
@@ -13,9 +14,10 @@ from rich.table import Table
 
 from longwire.bench.measure import measure
 from longwire.bench.report import LOCAL, Report, Spread
-from longwire.bench.settings import BENCHES, PAIRS, VARIANTS, Settings
+from longwire.bench.settings import BENCHES, PAIRS, SPLITS, VARIANTS, Settings
+from longwire.cli.costs import COSTS, ranged, run_costs
 from longwire.cli.demo import demo_model
-from longwire.cli.options import log_to_stderr, names, positive, seconds
+from longwire.cli.options import log_to_stderr, names, positive, positives, seconds
 
 __all__ = ["add_parser", "run"]
 
@@ -27,25 +29,37 @@ def add_parser(commands: Any) -> None:
         description="Measure Longwire's and llama.cpp's C++ client and server in all "
         "four pairings, on the same engine, interleaved. Ratios are taken within a "
         "run, against the C++ pair; above 1 is better.",
-        epilog="; ".join(f"{name}: {b.summary}" for name, b in BENCHES.items()) + ".",
+        epilog="; ".join(f"{name}: {what}" for name, what in _summaries().items())
+        + ". The last two measure Longwire by itself, and heed --runs, --engine, "
+        "--settle and --json, allreduce --workers and --threads as well.",
     )
-    parser.add_argument("bench", choices=list(BENCHES), help="what to measure")
+    parser.add_argument("bench", choices=list(_summaries()), help="what to measure")
     parser.add_argument(
         "-m", "--model", help="GGUF file (default: the demo's; hop makes a tiny one)"
     )
     _add_setup(parser)
     _add_network(parser)
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser.add_argument(
+        "--json", action="store_true", help="print a JSON object per line"
+    )
     parser.set_defaults(run=run)
+
+
+def _summaries() -> dict[str, str]:
+    return {**{name: bench.summary for name, bench in BENCHES.items()}, **COSTS}
 
 
 def _add_setup(parser: argparse.ArgumentParser) -> None:
     defaults = Settings("hop")
+    parser.add_argument(
+        "--workers",
+        type=positive,
+        metavar="N",
+        help=f"servers of each kind ({defaults.workers}; allreduce: 2, 3 and 4)",
+    )
     for option, value, what in (
-        ("--workers", defaults.workers, "servers of each kind"),
         ("--threads", defaults.threads, "threads of each server and of the host"),
         ("--runs", defaults.runs, "times to measure each pairing"),
-        ("--ubatch", defaults.ubatch, "most tokens computed at once"),
     ):
         parser.add_argument(
             option,
@@ -54,6 +68,14 @@ def _add_setup(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help=f"{what} (%(default)s)",
         )
+    parser.add_argument(
+        "--ubatch",
+        type=positives,
+        default=[defaults.ubatch],
+        metavar="N[,N...]",
+        help=f"most tokens computed at once ({defaults.ubatch}); with several the "
+        "bench is done for each",
+    )
     parser.add_argument(
         "--prompt", type=positive, metavar="N", help=f"prompt tokens ({_own('prompt')})"
     )
@@ -75,7 +97,22 @@ def _add_setup(parser: argparse.ArgumentParser) -> None:
         help="load: give each server a weight cache, and measure with it filled",
     )
     parser.add_argument(
-        "--engine", metavar="NAME|PATH", help="measure Longwire alone on this engine"
+        "--models",
+        action="store_true",
+        help="load: give our servers the model's folder, and measure loads from there",
+    )
+    parser.add_argument(
+        "-sm",
+        "--split-mode",
+        choices=SPLITS,
+        default=defaults.split_mode,
+        help="how the model is cut over two or more servers (%(default)s)",
+    )
+    parser.add_argument(
+        "--engine",
+        metavar="NAME|PATH",
+        help="measure on this engine: Longwire alone, unless it is a folder of "
+        "llama.cpp's libraries with its RPC backend among them",
     )
     parser.add_argument(
         "--settle",
@@ -110,14 +147,19 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and print; 1 when a run of any pairing failed."""
     log_to_stderr(0)
     stderr = Console(stderr=True, highlight=False)
+    if arguments.bench in COSTS:
+        return run_costs(arguments, stderr)
     settings = _settings(arguments, stderr)
-    with stderr.status("starting") as status:
-        report = measure(settings, status.update)
-    if arguments.json:
-        print(json.dumps(report.as_json()))
-    else:
-        _print(report)
-    return 1 if report.errors() or not report.tokens_equal() else 0
+    failed = False
+    for ubatch in arguments.ubatch:
+        with stderr.status("starting") as status:
+            report = measure(replace(settings, ubatch=ubatch), status.update)
+        if arguments.json:
+            print(json.dumps(report.as_json()))
+        else:
+            _print(report)
+        failed = failed or bool(report.errors()) or not report.tokens_equal()
+    return 1 if failed else 0
 
 
 def _settings(arguments: argparse.Namespace, stderr: Console) -> Settings:
@@ -127,13 +169,15 @@ def _settings(arguments: argparse.Namespace, stderr: Console) -> Settings:
     return Settings(
         bench=arguments.bench,
         model=model,
-        workers=arguments.workers,
+        workers=arguments.workers or Settings("hop").workers,
         threads=arguments.threads,
         runs=arguments.runs,
         n_prompt=arguments.prompt,
         n_tokens=arguments.tokens,
-        ubatch=arguments.ubatch,
+        ubatch=arguments.ubatch[0],
+        split_mode=arguments.split_mode,
         cache=arguments.cache,
+        models=arguments.models,
         relay_delay_ms=arguments.relay_delay_ms,
         relay_rate_mbit=arguments.relay_rate_mbit,
         engine=arguments.engine,
@@ -156,6 +200,14 @@ def _print(report: Report) -> None:
             f"{name}, per {kind.wire_per}: round trips {wire['round_trips']:.3g}, "
             f"out {wire['bytes_sent']:.0f} B, in {wire['bytes_received']:.0f} B, "
             f"not sent {wire['bytes_saved']:.0f} B",
+            style="dim",
+            soft_wrap=True,
+        )
+    for name, received in report.received().items():
+        share = received / report.model_bytes
+        console.print(
+            f"{name}, per {kind.wire_per}: {received:.0f} B reached the servers, "
+            f"{share:.3%} of the model",
             style="dim",
             soft_wrap=True,
         )
@@ -198,17 +250,7 @@ def _table(report: Report) -> Table:
 def _cells(samples: list[float | None]) -> list[str]:
     """Median and range."""
     spread = Spread.of(samples)
-    if spread is None:
-        return ["", ""]
-    return [
-        _figure(spread.median),
-        f"{_figure(spread.least)} .. {_figure(spread.most)}",
-    ]
-
-
-def _figure(value: float) -> str:
-    """Three significant digits, never in scientific notation."""
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return ["", ""] if spread is None else ranged(spread)
 
 
 def _command(settings: Settings) -> str:
@@ -222,6 +264,7 @@ def _command(settings: Settings) -> str:
         "--tokens": settings.tokens or None,
         "--ubatch": settings.ubatch,
         "--pairs": ",".join(settings.pairs) or None,
+        "--split-mode": settings.split_mode if settings.split_mode != "layer" else None,
         "--engine": settings.engine,
         "--settle": settings.settle_s,
         "--relay-delay-ms": settings.relay_delay_ms or None,
@@ -229,4 +272,5 @@ def _command(settings: Settings) -> str:
     }
     given = [(name, str(value)) for name, value in options.items() if value is not None]
     words = ["longwire", "bench", settings.bench, *(w for pair in given for w in pair)]
-    return shlex.join([*words, "--cache"] if settings.cache else words)
+    switches = {"--cache": settings.cache, "--models": settings.models}
+    return shlex.join([*words, *(name for name, on in switches.items() if on)])

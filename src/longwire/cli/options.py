@@ -23,6 +23,7 @@ __all__ = [
     "names",
     "positive",
     "positive_seconds",
+    "positives",
     "seconds",
     "shares",
 ]
@@ -111,6 +112,11 @@ def positive(text: str) -> int:
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
     return value
+
+
+def positives(text: str) -> list[int]:
+    """Integers above 0, separated by commas."""
+    return [positive(number) for number in text.split(",")]
 
 
 def count(text: str) -> int:

@@ -175,6 +175,7 @@ class Engine:
         Raises:
             RemoteError: `error` itself, if this engine does not resume; another
                 one, if the workers that are left fail as well.
+            UsageError: the model cannot be split by tensors over those left.
             NativeError: the model does not fit on what is left.
         """
         if not self._resumes:
@@ -187,6 +188,8 @@ class Engine:
                 _log.warning("%s; and %s", error, another)
                 error = another
                 continue
+            except UsageError as reason:
+                raise UsageError(f"{error}; and over what is left {reason}") from error
             _log.warning(
                 "%s; laid out again over %s in %.1f s",
                 error,
@@ -213,6 +216,9 @@ class Engine:
         if devices != before:
             # Names and shares were given for devices that are not all there.
             layout = replace(layout, tensor_split=(), devices=None)
+        if not devices:
+            # There is nothing to split over; shares of this machine alone are its own.
+            layout = replace(layout, split_mode="layer")
         self._loaded = LoadedModel(self._native, layout, devices)
         self.n_past = 0
         return [str(e) for e, result in found.items() if isinstance(result, list)]

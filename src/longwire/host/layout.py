@@ -9,10 +9,13 @@ from pathlib import Path
 
 from longwire.client.connection import Connection
 from longwire.client.device import RemoteDevice
+from longwire.client.failures import check_all
 from longwire.client.upload import Upload, uploading
 from longwire.client.uploader import Delivery
 from longwire.errors import CallFailed, UsageError
+from longwire.host.split import check_split, split_model
 from longwire.host.upload import model_upload, split_files
+from longwire.models.gguf import gguf_head
 from longwire.native.compute import list_devices
 from longwire.native.engine import NativeEngine
 from longwire.native.model import (
@@ -83,7 +86,8 @@ class LoadedModel:
         """Load over remote devices first, then this machine's GPUs.
 
         Raises:
-            UsageError: a device name that nobody has.
+            UsageError: a device name that nobody has, or a split that the model
+                cannot take.
             RemoteError: a worker failed on the way.
             CallFailed: llama.cpp could not load the model or make the context.
         """
@@ -126,9 +130,8 @@ class LoadedModel:
             self._model.close()
 
     def check(self) -> None:
-        """Raise the failure of the first remote device that has one."""
-        for device in self.remote_devices:
-            device.connection.check()
+        """Raise what went wrong on any remote device."""
+        check_all(device.connection for device in self.remote_devices)
 
     @property
     def model(self) -> NativeModel:
@@ -143,7 +146,13 @@ class LoadedModel:
         return self._context
 
     def _load(self, layout: Layout) -> None:
-        addresses = self._choose(layout.devices)
+        chosen = self._choose(layout.devices)
+        tensors = layout.split_mode == "tensor"
+        if tensors:
+            self._check_split(layout, [name for name, _ in chosen])
+        for device in self.remote_devices:
+            device.plugin.must_allocate = tensors
+        addresses = [address for _, address in chosen]
         started = time.perf_counter()
         upload = model_upload(self._native, layout.model, self._connections(addresses))
         self.index_s = time.perf_counter() - started
@@ -161,16 +170,26 @@ class LoadedModel:
             flash_attention=layout.flash_attention,
         )
 
-    def _choose(self, names: Sequence[str] | None) -> list[int]:
-        offered = {d.name.lower(): d.plugin.address for d in self.remote_devices}
+    def _check_split(self, layout: Layout, names: Sequence[str]) -> None:
+        files = split_files(layout.model)
+        heads = [gguf_head(self._native, file) for file in files]
+        # Those of the caller come first and have no name here.
+        given = [f"device {n}" for n in range(len(layout.native_devices))]
+        check_split(split_model(heads), [*given, *names], layout.tensor_split)
+
+    def _choose(self, names: Sequence[str] | None) -> list[tuple[str, int]]:
+        """Names and addresses, in the order in which they are to be used."""
+        offered = {
+            d.name.lower(): (d.name, d.plugin.address) for d in self.remote_devices
+        }
         for device in list_devices(self._native):
             if device.accelerates and device.name.lower() not in offered:
-                offered[device.name.lower()] = device.address
+                offered[device.name.lower()] = (device.name, device.address)
         if names is None:
             return list(offered.values())
         missing = [name for name in names if name.lower() not in offered]
         if missing:
-            known = ", ".join(offered) or "none"
+            known = ", ".join(name for name, _ in offered.values()) or "none"
             raise UsageError(f"no device named {missing[0]!r}; there are: {known}")
         return [offered[name.lower()] for name in names]
 

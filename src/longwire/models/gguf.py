@@ -1,16 +1,20 @@
-"""The tensors of a GGUF file, checked against the file they are in."""
+"""What a GGUF file holds; its tensors are checked against the file they are in."""
 
 from __future__ import annotations
 
 import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from longwire.errors import CallFailed, UsageError
 from longwire.native.engine import NativeEngine
-from longwire.native.gguf import tensor_places
+from longwire.native.gguf import HeadValue, head_values, tensor_places, tensor_types
 
-__all__ = ["GgufTensor", "gguf_tensors"]
+__all__ = ["GgufHead", "GgufTensor", "gguf_head", "gguf_tensors"]
+
+_Found = TypeVar("_Found")
 
 
 class GgufTensor(NamedTuple):
@@ -23,12 +27,45 @@ class GgufTensor(NamedTuple):
     """Bytes."""
 
 
+@dataclass(frozen=True, slots=True)
+class GgufHead:
+    """What a GGUF file says of its model."""
+
+    values: Mapping[str, HeadValue]
+    """Numbers, texts, and arrays of integers, by key."""
+    types: Mapping[str, int]
+    """ggml's number of each tensor's type, by name."""
+
+
+def gguf_head(engine: NativeEngine, path: Path) -> GgufHead:
+    """The head of a GGUF file.
+
+    Raises:
+        UsageError: it cannot be read, or is no GGUF file.
+    """
+    return GgufHead(_read(head_values, engine, path), _read(tensor_types, engine, path))
+
+
 def gguf_tensors(engine: NativeEngine, path: Path) -> list[GgufTensor]:
     """All tensors of a GGUF file, in its order; each lies wholly inside the file.
 
     Raises:
         UsageError: it cannot be read, is no GGUF file, or is not all there.
     """
+    tensors = [GgufTensor(*place) for place in _read(tensor_places, engine, path)]
+    size = path.stat().st_size
+    for tensor in tensors:
+        if tensor.offset + tensor.size > size:
+            raise UsageError(
+                f"{path} is not all there: {tensor.name} ends at "
+                f"{tensor.offset + tensor.size}, the file at {size}"
+            )
+    return tensors
+
+
+def _read(
+    reader: Callable[[NativeEngine, Path], _Found], engine: NativeEngine, path: Path
+) -> _Found:
     try:
         found = path.stat()
     except OSError as error:
@@ -37,13 +74,6 @@ def gguf_tensors(engine: NativeEngine, path: Path) -> list[GgufTensor]:
     if not stat.S_ISREG(found.st_mode):
         raise UsageError(f"{path} is no file")
     try:
-        tensors = [GgufTensor(*place) for place in tensor_places(engine, path)]
+        return reader(engine, path)
     except CallFailed as error:
         raise UsageError(f"{path} cannot be read as GGUF: {error.status}") from error
-    for tensor in tensors:
-        if tensor.offset + tensor.size > found.st_size:
-            raise UsageError(
-                f"{path} is not all there: {tensor.name} ends at "
-                f"{tensor.offset + tensor.size}, the file at {found.st_size}"
-            )
-    return tensors
