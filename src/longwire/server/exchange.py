@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from longwire.errors import RemoteFailure
-from longwire.transport.duplex import Duplex
+from longwire.transport.duplex import Duplex, yield_core
 from longwire.transport.tls import explain
 
-__all__ = ["LONGEST_S", "SILENCE_S", "Flow", "exchange"]
+__all__ = ["LONGEST_S", "SILENCE_S", "SPIN_S", "Flow", "broken", "exchange"]
 
 SILENCE_S = 10.0
 """A peer that is waited for and gives no sign of life for so long is gone."""
@@ -24,8 +24,9 @@ SILENCE_S = 10.0
 LONGEST_S = 1800.0
 """Two that wait for each other give signs of life, and wait in vain."""
 
-_SPIN_S = 100e-6
-"""A wake-up costs 20 to 70 us; who waits for longer does not mind that."""
+SPIN_S = 500e-6
+"""A wake-up costs 20 to 70 us, and a core that slept is slow at first; ranks that
+share a model come within less of each other."""
 
 _LOOK_S = 0.25
 """How often a wait looks whether it still makes sense."""
@@ -75,7 +76,10 @@ class Flow:
         Raises:
             OSError: the connection broke.
         """
-        sent = self.duplex.send_some(self._pieces)
+        return self._sent(self.duplex.send_some(self._pieces))
+
+    def _sent(self, sent: int) -> bool:
+        """So many bytes have left; whether any did."""
         self.unsent -= sent
         if not self.unsent:
             self._pieces = []
@@ -133,7 +137,7 @@ def exchange(
                 if flow.listens:
                     moved |= flow.pull()
             except (EOFError, OSError) as error:
-                raise _broken(flow, command, _words(error)) from error
+                raise broken(flow, command, error) from error
             left |= flow.unsent > 0 or flow.awaited > 0
         if moved and step is not None:
             step()
@@ -144,11 +148,13 @@ def exchange(
             continue
         now = time.perf_counter()
         if not spin_until:
-            spin_until = now + _SPIN_S
+            spin_until = now + SPIN_S
         elif now >= spin_until:
             if wait is None:
                 wait = _Wait(flows, command, abandoned)
             wait.once()
+        else:
+            yield_core()
 
 
 class _Wait:
@@ -199,6 +205,11 @@ class _Wait:
         if waited_s >= LONGEST_S:
             words = f"nothing came in {LONGEST_S:g} s but signs of life"
             raise _broken(flow, self._command, words)
+
+
+def broken(flow: Flow, command: str, error: EOFError | OSError) -> RemoteFailure:
+    """Close a flow whose connection broke; returns what to raise."""
+    return _broken(flow, command, _words(error))
 
 
 def _broken(flow: Flow, command: str, words: str) -> RemoteFailure:

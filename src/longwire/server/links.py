@@ -14,6 +14,9 @@ from longwire.wire.links import FRAME_HEADER, SIGN_OF_LIFE
 
 __all__ = ["Link"]
 
+_PLAIN = 2
+"""Pieces of a frame with nothing before it: header and data."""
+
 _BUFFER = 64 * 1024
 """A small frame comes in one call with its header, and is copied from here."""
 
@@ -56,6 +59,37 @@ class Link(Flow):
         self._turn.acquire()
         owed, self._owed = self._owed, b""
         super().send([memoryview(owed + header), *pieces])
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way, and nothing has come ahead."""
+        return self.failure is None and not self._owed and self._start == self._end
+
+    def send_now(self, frame: list[memoryview], size: int) -> None:
+        """Send a whole frame of `size` bytes, its header included; what cannot leave
+        at once is `unsent`. The link has to be idle.
+
+        Raises:
+            OSError: the connection broke.
+        """
+        self._turn.acquire()
+        if self._owed:
+            # A sign of life has begun since.
+            frame, self._owed = [memoryview(self._owed), *frame], b""
+        sent = self.duplex.send_some(frame)
+        if sent == size and len(frame) == _PLAIN:
+            self._turn.release()
+            return
+        Flow.send(self, list(frame))
+        self._sent(sent)
+        if not self.unsent:
+            self._turn.release()
+
+    def put_back(self, data: memoryview, target: memoryview) -> None:
+        """Have the next frame go to `target`; `data` of it, or before it, is here."""
+        self._view[: len(data)] = data
+        self._start, self._end = 0, len(data)
+        self.receive(target)
 
     def receive(self, target: memoryview) -> None:
         """Have the next frame go there; it must be as large as `target`."""

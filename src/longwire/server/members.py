@@ -61,6 +61,12 @@ class Members:
         ]
         self._staged: list[Floats | None] = [None] * len(tensors)
 
+    @property
+    def alone(self) -> Floats | None:
+        """The only tensor's memory, where nothing has to be done to sum it."""
+        alone = len(self._arrays) == 1 and self._present[0]
+        return self._arrays[0] if alone else None
+
     def gather(self, at: int, n: int) -> Floats:
         """The sum of `n` numbers from `at` on, in the first tensor itself or in memory
         of ours."""

@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from longwire.errors import LongwireError, Unauthenticated
 from longwire.native.compute import ComputeDevice, select_devices
 from longwire.native.engine import load_engine, on_abort
@@ -160,6 +162,8 @@ def main() -> int:
     """Entry point: `python -m longwire.server.session CONTROL_FD CONFIG`."""
     control = Control(int(sys.argv[1]))
     config = SessionConfig.decode(sys.argv[2])
+    # That a sum is infinite is for the model to know.
+    np.seterr(all="ignore")
     # After a crash in a kernel the log has the command that led there.
     faulthandler.enable()
     log_to_stderr(config.log_format, config.verbosity)

@@ -7,12 +7,13 @@ left to do waits for all of their descriptors.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 import threading
 from collections.abc import Sequence
 
-__all__ = ["Duplex", "TlsDuplex"]
+__all__ = ["Duplex", "TlsDuplex", "yield_core"]
 
 _RECORD = 16 * 1024
 """What TLS sends as one record."""
@@ -22,6 +23,10 @@ _MAX_CALL = 1 << 30
 
 _MAX_PIECES = 512
 """Linux refuses a `sendmsg` of more than 1024 pieces."""
+
+
+yield_core = getattr(os, "sched_yield", lambda: None)
+"""Let whoever else wants this core have it: for busy waits. Windows has none."""
 
 
 class Duplex:

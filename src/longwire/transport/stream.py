@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from longwire.transport.duplex import yield_core
 from longwire.transport.endpoint import Endpoint
 
 __all__ = ["Stream", "connect", "tune"]
@@ -34,10 +35,6 @@ _EAGER_S = 500e-6
 
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """A host that vanished is noticed after a minute of silence; the default is hours."""
-
-
-_yield = getattr(os, "sched_yield", lambda: None)
-"""Windows has none."""
 
 
 def tune(sock: socket.socket) -> None:
@@ -310,7 +307,7 @@ class Stream:
             until = started + _EAGER_S
             while not poll(0) and time.perf_counter() < until:
                 # Whoever else wants this core may have it.
-                _yield()
+                yield_core()
         received = self._read(targets)
         self._prompt = time.perf_counter() - started < _EAGER_S
         return received
