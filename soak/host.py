@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from longwire.cli.options import log_to_stderr
-from longwire.client.connection import Deadlines
+from longwire.client.health import Deadlines
 from longwire.errors import ConnectionLost, LongwireError, RemoteError
 from longwire.host.engine import ON_FAILURE, Engine
 from longwire.host.sampling import Sampling

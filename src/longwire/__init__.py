@@ -13,9 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from longwire.client.connection import Deadlines, Health
     from longwire.client.credentials import Credentials
     from longwire.client.device import RemoteDevice
+    from longwire.client.health import Deadlines, Health
     from longwire.client.remote import close, connect
     from longwire.errors import (
         AuthenticationFailed,
@@ -57,11 +57,11 @@ __all__ = [
 
 _HOMES = {
     "Credentials": "longwire.client.credentials",
-    "Deadlines": "longwire.client.connection",
+    "Deadlines": "longwire.client.health",
     "DeviceReport": "longwire.host.engine",
     "Engine": "longwire.host.engine",
     "Generation": "longwire.host.generation",
-    "Health": "longwire.client.connection",
+    "Health": "longwire.client.health",
     "RemoteDevice": "longwire.client.device",
     "Sampling": "longwire.host.sampling",
     "Token": "longwire.host.generation",

@@ -14,7 +14,8 @@ import pytest
 from longwire.client.collectives import Communicator, communicate
 from longwire.client.device import RemoteDevice
 from longwire.errors import ConnectionLost, RemoteFailure
-from longwire.native.plugin import HostDevice, Registry
+from longwire.native.contract import HostDevice
+from longwire.native.plugin import Registry
 from longwire.transport.endpoint import Endpoint
 from longwire.wire import messages as m
 from longwire.wire.collectives import LxAllreduce, LxCommInit, WireType

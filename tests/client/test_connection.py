@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longwire.client import connection as module
 from longwire.client import remote
-from longwire.client.connection import Connection, Deadlines
+from longwire.client.connection import Connection
+from longwire.client.corking import BEHIND_READ, BULK, CORK_LIMIT
 from longwire.client.greeting import open_connection
+from longwire.client.health import Deadlines
 from longwire.errors import (
     ConnectionLost,
     LongwireError,
@@ -768,7 +769,7 @@ class TestConnect:
 
 def test_the_limits_leave_room() -> None:
     """A read and what may follow it in one write fit small socket buffers."""
-    assert module._BEHIND_READ <= module._BULK <= module._CORK_LIMIT
+    assert BEHIND_READ <= BULK <= CORK_LIMIT
 
 
 def test_errors_are_ours(scripted: Start) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from longwire.client.connection import Deadlines
 from longwire.client.credentials import Credentials
 from longwire.client.greeting import greet, open_connection
+from longwire.client.health import Deadlines
 from longwire.errors import (
     AuthenticationFailed,
     ConnectionLost,

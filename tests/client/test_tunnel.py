@@ -12,9 +12,9 @@ from contextlib import ExitStack, closing
 import pytest
 
 from longwire.client import tunnel as module
-from longwire.client.connection import Deadlines
 from longwire.client.credentials import Credentials
 from longwire.client.greeting import open_connection
+from longwire.client.health import Deadlines
 from longwire.client.tunnel import Tunnel
 from longwire.errors import AuthenticationFailed, ConnectionLost, VersionMismatch
 from longwire.transport.endpoint import Endpoint

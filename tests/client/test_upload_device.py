@@ -143,17 +143,25 @@ def test_a_buffer_that_is_freed_takes_its_weights_along(
     loading: Loading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upload = Upload(loading.sources, [loading.rig.connection])
-    forget = Uploader.forget
+    asked, forget = threading.Event(), Uploader.forget
+
+    def have(body: bytes) -> bytes:
+        # Until this is answered no weight has begun.
+        asked.set()
+        assert loading.gate.wait(PATIENCE_S)
+        return b"\1"
 
     def forgetting(uploader: Uploader, buffer: int) -> None:
         forget(uploader, buffer)
         loading.gate.set()
 
+    loading.rig.server.answers[Command.LX_HAVE] = have
     monkeypatch.setattr(Uploader, "forget", forgetting)
     with ExitStack() as stack:
         buffer = stack.enter_context(loading.rig.buffer(2 * SIZE, Usage.WEIGHTS))
         loading.rig.ggml.place(buffer, loading.tensor)
         with uploading(upload):
+            assert asked.wait(PATIENCE_S)
             loading.set(loading.tensor)
             stack.close()
             upload.finish(lambda: None)

@@ -213,8 +213,8 @@ def test_attached_devices_serve_llama_cpp_python(model: Path, worker: Worker) ->
 def test_two_clients_at_once_and_a_silent_third(
     model: Path, worker: Worker, reference: Reference
 ) -> None:
-    from longwire.client.connection import Deadlines
     from longwire.client.greeting import open_connection
+    from longwire.client.health import Deadlines
     from longwire.transport.endpoint import parse_endpoint
 
     endpoint = worker()

@@ -14,9 +14,10 @@ import pytest
 
 from longwire.client import remote
 from longwire.client.buffer import Session
-from longwire.client.connection import Connection, Deadlines
+from longwire.client.connection import Connection
 from longwire.client.device import RemoteDevice
 from longwire.client.greeting import open_connection
+from longwire.client.health import Deadlines
 from longwire.errors import RemoteFailure
 from longwire.native.compute import ComputeDevice, select_devices
 from longwire.native.engine import load_engine

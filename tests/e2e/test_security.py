@@ -20,9 +20,10 @@ from typing import Any
 
 import pytest
 
-from longwire.client.connection import Connection, Deadlines
+from longwire.client.connection import Connection
 from longwire.client.credentials import Credentials
 from longwire.client.greeting import open_connection
+from longwire.client.health import Deadlines
 from longwire.errors import AuthenticationFailed, ConnectionLost, RemoteFailure
 from longwire.host.workers import ListeningProcess, LocalWorker
 from longwire.transport.endpoint import Endpoint, parse_endpoint

@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 
 from longwire.native import abi
-from longwire.native.plugin import HostDevice, Registry
+from longwire.native.contract import HostDevice
+from longwire.native.plugin import Registry
 from support.ggml import Ggml
 
 

@@ -11,16 +11,10 @@ import numpy as np
 import pytest
 
 from longwire.native.abi import DeviceProps, DeviceType, Status, Usage
+from longwire.native.contract import HostBuffer, HostDevice, Rows
 from longwire.native.graph import graph_nodes
 from longwire.native.memory import copy, fill, read
-from longwire.native.plugin import (
-    DevicePlugin,
-    HostBuffer,
-    HostDevice,
-    Registry,
-    Rows,
-    device_array,
-)
+from longwire.native.plugin import DevicePlugin, Registry, device_array
 from support.ggml import Ggml, fields
 
 

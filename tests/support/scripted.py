@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from longwire.client.connection import Connection, Deadlines
+from longwire.client.connection import Connection
+from longwire.client.health import Deadlines
 from longwire.errors import WIRE_CODES
 from longwire.transport.endpoint import Endpoint
 from longwire.transport.stream import Stream

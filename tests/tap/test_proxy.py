@@ -12,9 +12,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from longwire.client.connection import Deadlines
 from longwire.client.credentials import Credentials
 from longwire.client.greeting import open_connection
+from longwire.client.health import Deadlines
 from longwire.tap.proxy import Tap
 from longwire.tap.views import Closed, Opened, Shown, Source
 from longwire.transport.endpoint import Endpoint

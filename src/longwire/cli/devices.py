@@ -21,8 +21,8 @@ from longwire.cli.options import (
     positive_seconds,
 )
 from longwire.client import remote
-from longwire.client.connection import Deadlines
 from longwire.client.device import RemoteDevice
+from longwire.client.health import Deadlines
 from longwire.errors import LongwireError
 from longwire.native.abi import DeviceType
 from longwire.native.compute import list_devices

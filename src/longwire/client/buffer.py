@@ -28,7 +28,7 @@ from longwire.client.writes import Weight, Write, deliver_alone, weight_write
 from longwire.errors import LongwireError, RemoteFailure
 from longwire.native import memory
 from longwire.native.abi import Usage
-from longwire.native.plugin import Rows
+from longwire.native.contract import Rows
 from longwire.wire import messages as m
 from longwire.wire.constants import U64_MAX, Command
 from longwire.wire.graphs import Graph

@@ -22,8 +22,8 @@ from longwire.client.links import NoLink, together
 from longwire.client.pair import open_pair
 from longwire.client.records import TENSOR_BYTES, NativeTensor, read_tensor
 from longwire.errors import RemoteError
+from longwire.native.contract import HostDevice
 from longwire.native.memory import read
-from longwire.native.plugin import HostDevice
 from longwire.wire.constants import Command
 
 __all__ = ["Communicator", "Exchange", "communicate"]

@@ -1,8 +1,7 @@
-"""One connection per endpoint: order, corking, and the failure latch.
+"""One connection per endpoint: order, the lock, and the failure latch.
 
-Commands without an answer are only appended here. They leave, all in one
-write, with the next command whose answer somebody waits for: a decode step's
-inputs, the recompute and the read of its result are one write and one read.
+Commands without an answer are held back (`client/corking.py`) until there is one
+whose answer somebody waits for (`client/answers.py`).
 
 Two rules keep this safe. Nobody waits for an answer while any connection of
 the process holds back a graph (`flush_all`), so that workers overlap. And
@@ -21,112 +20,23 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
-from longwire.client.traffic import Traffic
-from longwire.errors import (
-    WIRE_CODES,
-    AuthenticationFailed,
-    ConnectionLost,
-    LongwireError,
-    ProtocolError,
-    RemoteFailure,
-)
+from longwire.client.answers import Answers, Read
+from longwire.client.corking import BEHIND_READ, BULK, CORK_LIMIT, NUMBER_SIZE, Cork
+from longwire.client.health import Deadlines, Health, reason_of
+from longwire.client.traffic import Recorder, Traffic
+from longwire.errors import ConnectionLost, LongwireError, ProtocolError, RemoteFailure
 from longwire.transport.endpoint import Endpoint
 from longwire.transport.stream import Stream
-from longwire.transport.tls import explain
 from longwire.wire import messages as m
 from longwire.wire.constants import Command
-from longwire.wire.dialects import (
-    LX_OFFER,
-    MAX_PREPARED,
-    MAX_PREPARED_DATA,
-    Dialect,
-)
-from longwire.wire.frames import ANSWER_HEADER, REQUEST_HEADER
-from longwire.wire.lx import (
-    ERROR_BIT,
-    KEEP_ALIVE,
-    MAX_ANSWER,
-    ErrorAnswer,
-    LxStartAnswer,
-)
-from longwire.wire.prepared import SetPrepared
+from longwire.wire.dialects import Dialect
+from longwire.wire.lx import MAX_ANSWER, LxStartAnswer
 
-__all__ = ["Connection", "Deadlines", "Health", "Recorder", "reason_of"]
+__all__ = ["Connection"]
 
 _log = logging.getLogger("longwire.client")
-
-_CORK_LIMIT = 96 * 1024
-"""Held-back bytes beyond this leave without waiting for a reader. So much fits the
-buffers between the two ends, even of a server that waits for another one's."""
-
-_BULK = 64 * 1024
-"""Data from this size on goes from the caller's memory to the socket."""
-
-_BEHIND_READ = 32 * 1024
-"""Most bytes that share a write with a read. They must fit the buffers between
-the two ends: a server that cannot deliver its answer takes no more in."""
-
-
-_GRAPHS = frozenset(
-    {
-        Command.GRAPH_RECOMPUTE,
-        Command.GRAPH_COMPUTE,
-        Command.LX_GRAPH_PATCH,
-        Command.COMM_ALLREDUCE,
-        Command.LX_ALLREDUCE,
-        Command.LX_SEND,
-        Command.LX_RECEIVE,
-    }
-)
-"""What a server computes on or another server waits for; nobody may be left waiting
-for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Deadlines:
-    """How long to wait, in seconds."""
-
-    connect_s: float = 5.0
-    """For the connection and, again, for the HELLO answer."""
-    answer_s: float = 1800.0
-    """For each answer. A large ubatch on a slow CPU takes minutes."""
-    silence_s: float = 10.0
-    """For a sign of life of a server that gives any: ours does once per second.
-    Such a server is noticed when it is frozen; llama.cpp's only after `answer_s`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """How an endpoint is."""
-
-    endpoint: Endpoint
-    failure: LongwireError | None
-    """What ended the connection; None while all is well."""
-    round_trip_s: float | None
-    """Of one question; None if none was asked, since the connection is at work."""
-
-    @property
-    def ok(self) -> bool:
-        return self.failure is None
-
-
-@dataclass(slots=True)
-class _Read:
-    command: Command
-    target: memoryview
-    sent: bool = False
-    limit: int = 0
-    """Most bytes of an answer whose size only the server knows."""
-    answer: bytes = b""
-    """Such an answer."""
-
-
-Recorder = Callable[[str, float, float, int], None]
-"""Called with what was done, from when to when, and with how many bytes; by the
-thread that did it, so it must not take long."""
 
 T = TypeVar("T")
 
@@ -161,21 +71,18 @@ class Connection:
         """What it was made with; `remote` gives it to nobody who comes with others."""
         self.users = 0
         """Who counts on this connection; `remote` closes it after the last."""
-        self._deadlines = deadlines or Deadlines()
         self._stream = stream
         stream.be_eager()
         self._lock = threading.RLock()
-        self._corked = bytearray()
-        self._numbers: list[int] = []
-        """Of prepared writes that are not in `_corked` yet."""
-        self._prepared = bytearray()
-        """Their data."""
-        self._last = Command.HELLO
-        """The last command queued; names a failure to send."""
-        self._holds_graph = False
         self._reason: LongwireError | None = None
         """Of a failure that is about to be latched."""
-        self._reads: list[_Read] = []
+        self._cork = Cork()
+        self._reads: list[Read] = []
+        """In the order in which they were queued."""
+        self._owed = 0
+        """How many of them have been sent: the first ones."""
+        answer_s = (deadlines or Deadlines()).answer_s
+        self._answers = Answers(endpoint, stream, answer_s, self.traffic)
         with _open_lock:
             _open.add(self)
 
@@ -193,18 +100,10 @@ class Connection:
         size = sum(map(len, pieces))
         self._claim(size)
         try:
-            if self._numbers:
-                self._fold_writes()
-            self._last = command
-            self._corked += REQUEST_HEADER.pack(command, size)
-            if size >= _BULK:
+            if size >= BULK:
+                self._cork.put(command, size)
                 self._send(pieces)
-                return
-            for piece in pieces:
-                self._corked += piece
-            if command in _GRAPHS:
-                self._holds_graph = True
-            if len(self._corked) > _CORK_LIMIT:
+            elif self._cork.put(command, size, pieces):
                 self._send()
         finally:
             self._lock.release()
@@ -215,28 +114,12 @@ class Connection:
         Raises:
             LongwireError: the latched failure.
         """
-        self._claim(len(data) + m.U32.size)
+        self._claim(NUMBER_SIZE + len(data))
         try:
-            if len(self._prepared) + len(data) > MAX_PREPARED_DATA:
-                self._fold_writes()
-            self._numbers.append(number)
-            self._prepared += data
-            if len(self._numbers) == MAX_PREPARED:
-                self._fold_writes()
-            if len(self._corked) > _CORK_LIMIT:
+            if self._cork.write(number, data):
                 self._send()
         finally:
             self._lock.release()
-
-    def _fold_writes(self) -> None:
-        """Cork the prepared writes. Called with the lock held."""
-        head = SetPrepared.head(self._numbers)
-        size = len(head) + len(self._prepared)
-        self._corked += REQUEST_HEADER.pack(Command.LX_SET_PREPARED, size)
-        self._corked += head
-        self._corked += self._prepared
-        self._numbers.clear()
-        self._prepared.clear()
 
     def ask(self, command: Command, body: m.Bytes) -> bytes:
         """Send a command and wait for its answer, of the size its table gives.
@@ -256,7 +139,7 @@ class Connection:
         Raises:
             LongwireError: the latched failure, or a new one.
         """
-        read = _Read(command, memoryview(bytearray()), limit=limit)
+        read = Read(command, memoryview(bytearray()), limit=limit)
         self._queue(read, body)
         self.synchronize()
         return read.answer
@@ -291,16 +174,13 @@ class Connection:
         Raises:
             LongwireError: the latched failure.
         """
-        self._queue(_Read(command, target), body)
+        self._queue(Read(command, target), body)
 
-    def _queue(self, read: _Read, body: m.Bytes) -> None:
+    def _queue(self, read: Read, body: m.Bytes) -> None:
         self._claim(len(body))
         try:
-            if self._numbers:
-                self._fold_writes()
-            self._last = read.command
-            self._corked += REQUEST_HEADER.pack(read.command, len(body))
-            self._corked += body
+            # However much it is: it leaves once its answer is waited for.
+            self._cork.put(read.command, len(body), (body,))
             self._reads.append(read)
         finally:
             self._lock.release()
@@ -316,8 +196,10 @@ class Connection:
         with self._lock:
             self._raise_failure()
             if self._reads:
-                self._settle()
-            elif self._holds_graph:
+                if self._cork.corked:
+                    self._send()
+                self._receive()
+            elif self._cork.holds_graph:
                 self._send()
 
     def flush(self) -> None:
@@ -328,9 +210,8 @@ class Connection:
         """
         with self._lock:
             self._raise_failure()
-            if self._numbers:
-                self._fold_writes()
-            if self._corked:
+            if self._cork.size:
+                self._cork.fold()
                 self._send()
 
     def start(self) -> None:
@@ -341,11 +222,8 @@ class Connection:
         """
         with self._lock:
             self._raise_failure()
-            if self._reads:
-                return
-            if self._numbers:
-                self._fold_writes()
-            if self._corked:
+            if self._cork.size and not self._reads:
+                self._cork.fold()
                 self._send()
 
     def fail(self, error: BaseException, command: str) -> LongwireError:
@@ -364,14 +242,11 @@ class Connection:
             if self.failure is None:
                 self.failure = self._reason or error
                 self._stream.close()
-                self._corked = bytearray()
-                self._numbers.clear()
-                self._prepared.clear()
-                self._holds_graph = False
-                # Nobody may take what is in these for an answer.
+                self._cork = Cork()
                 for read in self._reads:
-                    read.target[:] = bytes(len(read.target))
+                    read.void()
                 self._reads.clear()
+                self._owed = 0
             return self.failure
         finally:
             self._lock.release()
@@ -432,7 +307,7 @@ class Connection:
         """
         with self._lock:
             self._raise_failure()
-            assert not self._reads and not self._corked and not self._numbers
+            assert not self._reads and not self._cork.size
             self.failure = ConnectionLost(str(self.endpoint), "detach", "closed")
             return self._stream
 
@@ -448,22 +323,17 @@ class Connection:
         be held back may find a server that takes nothing in before another one has
         its commands: those leave first.
         """
-        if size >= _BULK or self._held_back + size > _CORK_LIMIT:
+        if size >= BULK or self._cork.size + size > CORK_LIMIT:
             flush_all(but=self)
         while True:
             self._lock.acquire()
             if self.failure is not None:
                 self._lock.release()
                 self._raise_failure()
-            if not self._reads or self._held_back + size <= _BEHIND_READ:
+            if not self._reads or self._cork.size + size <= BEHIND_READ:
                 return
             self._lock.release()
             self.synchronize()
-
-    @property
-    def _held_back(self) -> int:
-        """Bytes, but for headers."""
-        return len(self._corked) + len(self._prepared) + m.U32.size * len(self._numbers)
 
     def _raise_failure(self) -> None:
         if self.failure is not None:
@@ -474,15 +344,14 @@ class Connection:
 
     def _send(self, pieces: Sequence[m.Bytes] = ()) -> None:
         """Write what is corked, then `pieces`. Called with the lock held."""
-        if any(read.sent for read in self._reads):
+        if self._owed:
             self._receive()
-        corked, self._corked = self._corked, bytearray()
-        self._holds_graph = False
+        corked = self._cork.take()
         started = time.perf_counter()
         try:
             self._stream.send([corked, *pieces])
         except BaseException as error:
-            self.fail(error, self._last.name)
+            self.fail(error, self._cork.last.name)
         self._raise_failure()
         ended = time.perf_counter()
         size = len(corked) + sum(map(len, pieces))
@@ -490,89 +359,26 @@ class Connection:
         self.traffic.bytes_sent += size
         if self.recorder is not None:
             self.recorder("send", started, ended, size)
-        for read in self._reads:
-            read.sent = True
-
-    def _settle(self) -> None:
-        """Send, and receive every queued read. Called with the lock held."""
-        if self._corked:
-            self._send()
-        self._receive()
+        self._owed = len(self._reads)
 
     def _receive(self) -> None:
+        """Take every answer that is owed. Called with the lock held."""
         self.traffic.round_trips += 1
         refusal: RemoteFailure | None = None
-        while self._reads and self._reads[0].sent:
+        while self._owed:
             read = self._reads[0]
             try:
-                refused = self._take_answer(read)
+                refused = self._answers.take(read, self.dialect, self.recorder)
             except BaseException as error:
                 self.fail(error, read.command.name)
             self._raise_failure()
             refusal = refusal or refused
             self._reads.pop(0)
+            self._owed -= 1
         if refusal is not None:
             self.refusal = self.refusal or refusal
             self.refusals += 1
             raise refusal
-
-    def _take_answer(self, read: _Read) -> RemoteFailure | None:
-        """Receive one answer in its place; an LX server may give its error."""
-        started = time.perf_counter()
-        # A server that has just started LX may be slow to say so.
-        lx = self.dialect.lx or read.command in LX_OFFER
-        ahead = 0
-        if lx or len(read.target) < _BULK:
-            (size,) = ANSWER_HEADER.unpack(self._stream.take(ANSWER_HEADER.size))
-        else:
-            # Nothing but this answer can follow.
-            head = memoryview(bytearray(ANSWER_HEADER.size))
-            ahead = self._stream.take_ahead(head, read.target)
-            (size,) = ANSWER_HEADER.unpack(head)
-        while size == KEEP_ALIVE and lx:
-            if time.perf_counter() - started > self._deadlines.answer_s:
-                raise TimeoutError
-            (size,) = ANSWER_HEADER.unpack(self._stream.take(ANSWER_HEADER.size))
-        arrived = time.perf_counter()
-        self.traffic.wait_s += arrived - started
-        refused = None
-        if size & ERROR_BIT and lx:
-            size &= ~ERROR_BIT
-            refused = self._take_error(read, size)
-        elif read.limit and size <= read.limit:
-            read.answer = bytes(self._stream.take(size))
-        elif size == len(read.target) and not read.limit:
-            self._stream.take_into(read.target[ahead:])
-        else:
-            due = f"up to {read.limit}" if read.limit else f"{len(read.target)}"
-            raise self._wrong_answer(read, f"{size} bytes where {due} were due")
-        ended = time.perf_counter()
-        self.traffic.receive_s += ended - arrived
-        self.traffic.bytes_received += ANSWER_HEADER.size + size
-        if self.recorder is not None:
-            self.recorder(f"wait for {read.command.name}", started, arrived, 0)
-            self.recorder(f"receive {read.command.name}", arrived, ended, size)
-        return refused
-
-    def _take_error(self, read: _Read, size: int) -> RemoteFailure:
-        if size > MAX_ANSWER:
-            raise self._wrong_answer(read, f"an error of {size} bytes")
-        try:
-            error = ErrorAnswer.decode(self._stream.take(size))
-        except ProtocolError as wrong:
-            raise self._wrong_answer(read, str(wrong)) from wrong
-        read.target[:] = bytes(len(read.target))
-        kind = RemoteFailure
-        if error.code == WIRE_CODES["Unauthenticated"]:
-            kind = AuthenticationFailed
-        name = read.command.name
-        # The sentence may name the command itself.
-        sentence = error.sentence.removeprefix(f"{name}: ")
-        return kind(str(self.endpoint), name, f"{error.name}: {sentence}")
-
-    def _wrong_answer(self, read: _Read, what: str) -> RemoteFailure:
-        name = read.command.name
-        return RemoteFailure(str(self.endpoint), name, f"answered {what}")
 
 
 def flush_all(but: Connection | None = None) -> None:
@@ -580,24 +386,9 @@ def flush_all(but: Connection | None = None) -> None:
     with _open_lock:
         connections = list(_open)
     for connection in connections:
-        if connection is not but and connection._holds_graph:
+        if connection is not but and connection._cork.holds_graph:
             try:
                 connection.flush()
             except LongwireError:
                 # Latched there; whoever uses that connection will be told.
                 continue
-
-
-def reason_of(error: BaseException) -> str:
-    """Why a stream failed, in words."""
-    if isinstance(error, TimeoutError):
-        return "no answer before the deadline"
-    # With bytes of ours unread, a closed connection looks like a reset one.
-    if isinstance(error, (EOFError, ConnectionResetError, BrokenPipeError)):
-        return (
-            "the server closed the connection (it refused the last commands, "
-            "or it is gone; its log says which)"
-        )
-    if isinstance(error, OSError):
-        return explain(error)
-    return str(error) or type(error).__name__

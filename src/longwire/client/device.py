@@ -15,8 +15,9 @@ from longwire.client.connection import Connection
 from longwire.client.records import NativeTensor, buffers_of, read_tensor
 from longwire.client.support import OpSupport
 from longwire.errors import LongwireError, RemoteError, RemoteFailure, UsageError
+from longwire.native.contract import Rows
 from longwire.native.graph import graph_uid
-from longwire.native.plugin import DevicePlugin, Registry, Rows
+from longwire.native.plugin import DevicePlugin, Registry
 from longwire.transport.endpoint import Endpoint
 from longwire.wire import messages as m
 from longwire.wire.constants import POINTER_OPS, Command

@@ -6,8 +6,9 @@ import hmac
 import secrets
 import ssl
 
-from longwire.client.connection import Connection, Deadlines, reason_of
+from longwire.client.connection import Connection
 from longwire.client.credentials import Credentials
+from longwire.client.health import Deadlines, reason_of
 from longwire.errors import AuthenticationFailed, ConnectionLost, VersionMismatch
 from longwire.transport.endpoint import Endpoint
 from longwire.transport.stream import Stream, connect

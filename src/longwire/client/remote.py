@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from longwire.client.buffer import Session
 from longwire.client.collectives import communicate
-from longwire.client.connection import Connection, Deadlines
+from longwire.client.connection import Connection
 from longwire.client.credentials import Credentials
 from longwire.client.device import RemoteDevice
 from longwire.client.greeting import open_connection
+from longwire.client.health import Deadlines
 from longwire.errors import LongwireError, RemoteFailure, UsageError
 from longwire.native.compute import op_names
 from longwire.native.engine import NativeEngine, load_engine

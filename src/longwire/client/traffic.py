@@ -7,7 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-__all__ = ["Traffic"]
+__all__ = ["Recorder", "Traffic"]
+
+Recorder = Callable[[str, float, float, int], None]
+"""Called with what was done, from when to when, and with how many bytes; by the
+thread that did it, so it must not take long."""
 
 
 @dataclass(slots=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 
-from longwire.client.connection import Deadlines, reason_of
 from longwire.client.credentials import Credentials
 from longwire.client.greeting import greet
+from longwire.client.health import Deadlines, reason_of
 from longwire.errors import (
     AuthenticationFailed,
     BadRequest,

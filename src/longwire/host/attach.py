@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from longwire.client import remote
-from longwire.client.connection import Deadlines
 from longwire.client.credentials import Credentials
 from longwire.client.device import RemoteDevice
+from longwire.client.health import Deadlines
 from longwire.transport.endpoint import Endpoint
 
 __all__ = ["attach"]

@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from longwire.client import remote
-from longwire.client.connection import Connection, Deadlines, Health
+from longwire.client.connection import Connection
 from longwire.client.credentials import Credentials
 from longwire.client.device import RemoteDevice
+from longwire.client.health import Deadlines, Health
 from longwire.client.reduction import MOST_ENTRIES, Reduction, reduced
 from longwire.client.uploader import Delivery
 from longwire.errors import CallFailed, RemoteError, UsageError

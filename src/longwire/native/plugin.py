@@ -15,92 +15,19 @@ from __future__ import annotations
 
 import ctypes as C
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from longwire.errors import CallFailed
 from longwire.native import abi
 from longwire.native.absent import Absent
 from longwire.native.collectives import Communicate, procedures
+from longwire.native.contract import HostBuffer, HostDevice, Rows
 from longwire.native.engine import NativeEngine
 from longwire.native.guard import constant, defer_interrupts, install, log_failure
-from longwire.native.memory import view
 
-__all__ = [
-    "DevicePlugin",
-    "HostBuffer",
-    "HostDevice",
-    "Registry",
-    "Rows",
-    "device_array",
-]
+__all__ = ["DevicePlugin", "Registry", "device_array"]
 
 _USAGE = abi.Buffer.usage.offset
-
-
-class Rows(NamedTuple):
-    """Rows of one strided transfer, in the order of ggml's arguments."""
-
-    data: int
-    """Address of the first row on the host."""
-    offset: int
-    """Of the first row in the tensor."""
-    size: int
-    n_copies: int
-    stride_tensor: int
-    stride_data: int
-
-    def views(self) -> list[memoryview]:
-        """The rows on the host; the caller of ggml keeps them alive."""
-        starts = (self.data + i * self.stride_data for i in range(self.n_copies))
-        return [view(start, self.size) for start in starts]
-
-
-class HostBuffer(Protocol):
-    """A buffer as ggml drives it. Tensors and data are native addresses."""
-
-    address: int
-    """Of the `ggml_backend_buffer` that stands for this one."""
-
-    def free(self) -> None: ...
-    def base(self) -> int: ...
-    def init_tensor(self, tensor: int) -> bool: ...
-    def memset_tensor(
-        self, tensor: int, value: int, offset: int, size: int
-    ) -> None: ...
-    def set_tensor(self, tensor: int, data: int, offset: int, size: int) -> None: ...
-    def get_tensor(self, tensor: int, data: int, offset: int, size: int) -> None: ...
-    def set_tensor_2d(self, tensor: int, rows: Rows) -> None: ...
-    def get_tensor_2d(self, tensor: int, rows: Rows) -> None: ...
-    def cpy_tensor(self, src: int, dst: int) -> bool: ...
-    def clear(self, value: int) -> None: ...
-
-
-class HostDevice(Protocol):
-    """A device as ggml drives it."""
-
-    name: str
-    description: str
-
-    def memory(self) -> tuple[int, int]: ...
-    def alignment(self) -> int: ...
-    def max_size(self) -> int: ...
-    def alloc_size(self, tensor: int) -> int: ...
-    def alloc_buffer(self, size: int) -> tuple[HostBuffer, int] | None:
-        """A new buffer and its true size, or None when there is no memory."""
-
-    def supports_op(self, op: int) -> bool: ...
-    def set_tensor_async(
-        self, tensor: int, data: int, offset: int, size: int
-    ) -> None: ...
-    def get_tensor_async(
-        self, tensor: int, data: int, offset: int, size: int
-    ) -> None: ...
-    def set_tensor_2d_async(self, tensor: int, rows: Rows) -> None: ...
-    def get_tensor_2d_async(self, tensor: int, rows: Rows) -> None: ...
-    def cpy_tensor_async(self, src: int, dst: int) -> bool: ...
-    def synchronize(self) -> None: ...
-    def graph_compute(self, graph: int) -> bool: ...
-    def failed(self, error: BaseException) -> None: ...
 
 
 class Registry:

@@ -15,7 +15,7 @@ from longwire.server.exchange import Flow, exchange
 from longwire.server.links import Link
 from longwire.server.members import Members, count_of
 from longwire.server.reduce import ROUND, Reducer
-from longwire.server.rounding import rounding
+from longwire.server.rounding import Rounding, rounding
 from longwire.server.swift import Room, Swift
 from longwire.server.tensors import TensorChecker
 from longwire.wire.collectives import LxAllreduce, LxCommInit
@@ -78,7 +78,7 @@ class Communicator:
         if members is None:
             members = self._remember(key, body)
         count = members.count
-        narrow = self._rounding if 4 * count >= self._least else None
+        narrow = self._narrowing(count)
         # That a sum is infinite is for the model to know.
         with np.errstate(all="ignore"):
             for at in range(0, count, ROUND):
@@ -86,6 +86,9 @@ class Communicator:
                 numbers = members.gather(at, n)
                 self._reducer.reduce(numbers, narrow)
                 members.spread(numbers, at, n)
+
+    def _narrowing(self, count: int) -> Rounding | None:
+        return self._rounding if 4 * count >= self._least else None
 
     def _do_swiftly(self, swift: Swift) -> bool:
         """Do it in the short way; False: nothing has happened."""
@@ -107,7 +110,7 @@ class Communicator:
             self.forget()
         self._known[key] = members
         array = members.alone
-        if array is not None and 4 * members.count < self._least:
+        if array is not None and self._narrowing(members.count) is None:
             swift = self._room.swift(array)
             if swift is not None:
                 self._swift[key] = swift

@@ -11,11 +11,8 @@ a control socket per session, and the pipe that signals wake.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import selectors
-import signal
 import socket
 import time
 from collections import deque
@@ -25,6 +22,7 @@ from typing import Any
 
 from longwire.errors import UsageError
 from longwire.server.access import Access, AllowList
+from longwire.server.alarm import Alarm
 from longwire.server.config import SessionConfig
 from longwire.server.indexer import Indexer
 from longwire.server.limits import Ledger, Limits
@@ -86,7 +84,7 @@ class Supervisor:
         self._on_ready: Callable[..., None] | None = on_ready
         self._selector = selectors.DefaultSelector()
         allow = allow or AllowList()
-        self._wake_in, self._wake_out = socket.socketpair()
+        self._alarm = Alarm()
         spare = peer_port is None and port == 0
         at = self.address[1] + _PEERS_ABOVE if peer_port is None else peer_port
         self._peers = Peers(
@@ -94,7 +92,7 @@ class Supervisor:
             allow,
             self.metrics,
             self._selector,
-            self._wake,
+            self._alarm.ring,
         )
         config = replace(config, peer_port=self._peers.port)
         self._pool = Pool(config, self._selector)
@@ -116,9 +114,6 @@ class Supervisor:
         """That clients wait for others to leave has been logged."""
         self._resume_at = 0.0
         self._failure: str | None = None
-        self._wake_in.setblocking(False)
-        self._wake_out.setblocking(False)
-        self._terminal = _has_terminal()
 
     @property
     def address(self) -> tuple[str, int]:
@@ -132,24 +127,22 @@ class Supervisor:
         Raises:
             UsageError: the first session could not start, and why.
         """
-        previous = self._take_signals()
-        self._selector.register(self._wake_in, selectors.EVENT_READ)
+        self._alarm.take_signals(self.drain, self.stop, self.reload)
+        self._selector.register(self._alarm.pipe, selectors.EVENT_READ)
         try:
             while not self._stopping:
                 self._turn()
         finally:
             self._shut_down()
-            if previous:
-                signal.set_wakeup_fd(-1)
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+            self._alarm.give_signals_back()
+            self._alarm.close()
         if self._failure is not None:
             raise UsageError(self._failure)
 
     def stop(self) -> None:
         """Ask `run` to return; safe from other threads and signal handlers."""
         self._stopping = True
-        self._wake()
+        self._alarm.ring()
 
     def drain(self) -> None:
         """Ask `run` to take no new clients, and to return when the others have
@@ -157,12 +150,12 @@ class Supervisor:
         if self._drain_asked or not self._limits.drain_s:
             self._stopping = True
         self._drain_asked = True
-        self._wake()
+        self._alarm.ring()
 
     def reload(self) -> None:
         """Ask for new sessions in place of the warm ones; clients are not disturbed."""
         self._reload_asked = True
-        self._wake()
+        self._alarm.ring()
 
     def _turn(self) -> None:
         """Go once around the loop."""
@@ -178,9 +171,8 @@ class Supervisor:
         self._reap()
 
     def _dispatch(self, ready: Any) -> None:
-        if ready is self._wake_in:
-            with contextlib.suppress(BlockingIOError):
-                self._wake_in.recv(4096)
+        if ready is self._alarm.pipe:
+            self._alarm.hush()
         elif ready is self._listener:
             self._accept()
         elif ready in self._lobby:
@@ -209,37 +201,7 @@ class Supervisor:
             self._drained_at is not None,
         )
 
-    # Signals.
-
-    def _wake(self) -> None:
-        # A full pipe wakes the loop just as well, and a closed one need not.
-        with contextlib.suppress(OSError):
-            self._wake_out.send(b"\0")
-
-    def _take_signals(self) -> dict[int, Any]:
-        try:
-            signal.set_wakeup_fd(self._wake_out.fileno(), warn_on_full_buffer=False)
-        except ValueError:
-            # Not the main thread: whoever runs us calls `stop`.
-            return {}
-        actions: dict[int, Callable[[], None]] = {
-            signal.SIGTERM: self.drain,
-            signal.SIGINT: self.stop,
-        }
-        # Under nohup it stays ignored, as sessions inherit it.
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-            actions[signal.SIGHUP] = self._hung_up
-        return {
-            number: signal.signal(number, lambda number, frame: actions[number]())
-            for number in actions
-        }
-
-    def _hung_up(self) -> None:
-        # Without its terminal nobody could stop us with Ctrl-C any more.
-        if self._terminal and not _has_terminal():
-            self.stop()
-        else:
-            self.reload()
+    # What was asked for.
 
     def _heed(self) -> None:
         """Do what was asked for in a signal handler, or from another thread."""
@@ -488,14 +450,3 @@ class Supervisor:
         self._indexer.stop()
         self._pool.close()
         self._selector.close()
-        self._wake_in.close()
-        self._wake_out.close()
-
-
-def _has_terminal() -> bool:
-    """Whether this process has a controlling terminal."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True
