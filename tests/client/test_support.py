@@ -127,3 +127,19 @@ def test_the_next_device_is_asked_all_at_once() -> None:
     other, _ = support("another engine")
     other.supports(tensor(ADD, 16), ten(tensor(0, 16)))
     assert other.asked == 1
+
+
+def test_a_growing_part_is_asked_about_at_once() -> None:
+    """Its strides are those of the whole: another kind than the whole."""
+    device, server = support()
+    whole = (4, 4 * 64, 4 * 64 * 4096, 4 * 64 * 4096)
+
+    def part(n: int) -> list[NativeTensor | None]:
+        return ten(tensor(0, 64, n)._replace(nb=whole), tensor(0, 64))
+
+    device.supports(tensor(ADD, 4096), part(4096))
+    assert device.supports(tensor(ADD, 256), part(256))
+    assert device.asked == 2
+    for n in range(256, 4096, 256):
+        assert device.supports(tensor(ADD, n), part(n))
+    assert device.asked == 2

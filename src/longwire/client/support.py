@@ -9,9 +9,11 @@ process was asked, the next one, or a new connection, is asked in one message.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from longwire.client.connection import Connection
+from longwire.client.growth import Growth
 from longwire.client.records import NativeTensor, Records
 from longwire.wire.constants import U32_MAX, Command
 from longwire.wire.lx import SupportsOps
@@ -31,7 +33,7 @@ Sizes = tuple[int, ...]
 
 class _Question(NamedTuple):
     op: NativeTensor
-    sources: list[NativeTensor | None]
+    sources: Sequence[NativeTensor | None]
 
 
 _Questions = dict[tuple[Kind, Sizes], _Question]
@@ -40,8 +42,8 @@ _asked: dict[str, _Questions] = {}
 """By engine, whose numbers of ops these are: what devices of this process were
 asked last."""
 
-_SHARED = 128
-"""Questions, of 3 kB each: a model has some fifty."""
+_SHARED = 512
+"""Questions, of 3 kB each: a model has some fifty, each with its larger ones."""
 
 
 class OpSupport:
@@ -55,12 +57,15 @@ class OpSupport:
         self._records = records
         self._device = device
         self._known: dict[Kind, dict[Sizes, bool]] = {}
+        self._growth = Growth()
         self._fresh = True
         """Nothing was asked so far."""
         self.asked = 0
         """Messages that went over the wire."""
 
-    def supports(self, op: NativeTensor, sources: list[NativeTensor | None]) -> bool:
+    def supports(
+        self, op: NativeTensor, sources: Sequence[NativeTensor | None]
+    ) -> bool:
         """Whether the device can do `op` with these ten sources.
 
         Raises:
@@ -68,12 +73,13 @@ class OpSupport:
         """
         if op.op in _LAYOUT_OPS:
             return True
-        tensors = [op, *(source for source in sources if source)]
-        kind = (op.op, op.op_params, *map(_kind, tensors))
-        sizes = tuple(size for tensor in tensors for size in map(_size, tensor.ne))
+        kind, sizes = _names(op, sources)
         known = _known(self._known.get(kind, {}), sizes)
         if known is None:
-            self._ask({(kind, sizes): _Question(op, sources)})
+            questions = {(kind, sizes): _Question(op, sources)}
+            for larger in self._growth.ahead(op, sources):
+                questions.setdefault(_names(*larger), _Question(*larger))
+            self._ask(questions)
             known = self._known[kind][sizes]
         return known
 
@@ -100,6 +106,14 @@ class OpSupport:
         records = [t if t and fit(t) else None for t in (op, *sources)]
         encode = self._records.encode
         return b"".join(encode(t) if t else NULL_TENSOR for t in records)
+
+
+def _names(
+    op: NativeTensor, sources: Sequence[NativeTensor | None]
+) -> tuple[Kind, Sizes]:
+    tensors = [op, *(source for source in sources if source)]
+    kind = (op.op, op.op_params, *map(_kind, tensors))
+    return kind, tuple(size for tensor in tensors for size in map(_size, tensor.ne))
 
 
 def _known(answers: dict[Sizes, bool], sizes: Sizes) -> bool | None:
