@@ -5,6 +5,7 @@ PYTHON ?= python3
 PEERS ?= ../shared/peers
 T ?= 60
 RUNS ?= 20
+N ?= 1000
 TARGETS ?= frames messages graphs sequences taps
 BIN = .venv/bin
 
@@ -16,7 +17,7 @@ INSTALL = $(if $(UV),uv pip install --python $(BIN)/python,$(BIN)/python -m pip 
 PEER_WHEEL = $(wildcard $(PEERS)/llama_cpp_python-*.whl)
 PEER_PACKAGES = $(if $(PEER_WHEEL),$(PEER_WHEEL) llama-cpp-py-sync==0.11739 cffi)
 
-.PHONY: setup demo test fmt lint types layers check bench fuzz soak clean
+.PHONY: setup demo test fmt lint types layers check bench fuzz soak soak-sums clean
 
 setup: .venv/.stamp
 
@@ -53,6 +54,10 @@ fuzz: .venv/.fuzz-stamp
 # Blows at RUNS random moments; ARGS="--seed S" draws others.
 soak: setup
 	PYTHONPATH=tests $(BIN)/python -m soak.moments --runs $(RUNS) $(ARGS)
+
+# N sums among servers, then ARGS="--strikes S" blows at one of them in mid-sum.
+soak-sums: setup
+	PYTHONPATH=tests $(BIN)/python -m soak.sums --runs $(N) $(ARGS)
 
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -26,7 +26,7 @@ from longwire.wire.lx import HAS_PEERS
 from longwire.wire.tensors import Tensor
 from support.ggml import COMPUTE, F16, Ggml, change
 from support.rig import Rig
-from support.scripted import PATIENCE_S, Answers, refusal
+from support.scripted import PATIENCE_S, Answers, Instead, refusal
 
 Make = Callable[..., Rig]
 ONE = m.U8.pack(1)
@@ -221,6 +221,29 @@ class TestPair:
             assert communicate(ranks.devices) is None
             ranks.devices[0].connection.check()
 
+    def test_a_rank_1_that_is_lost_releases_rank_0(
+        self, theirs: Callable[..., Any]
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.settimeout(PATIENCE_S)
+
+            def waits(body: bytes) -> bytes:
+                peer, _ = listener.accept()
+                peer.close()
+                return NONE
+
+            first = Endpoint("127.0.0.1", listener.getsockname()[1] - 1000)
+            ranks, rigs = theirs(
+                {Command.COMM_INIT: waits},
+                {Command.COMM_INIT: Instead.CLOSE},
+                first=first,
+            )
+            with pytest.raises(ConnectionLost):
+                communicate(ranks.devices)
+            # Nor is its answer left for whoever asks next.
+            assert rigs[0].pair.stream.owed == 0
+            assert rigs[0].settle() == ["COMM_INIT"]
+
     @pytest.mark.parametrize(
         ("settings", "reason"),
         [
@@ -348,6 +371,61 @@ class TestGroup:
             communicator.allreduce(tensors)
         communicator.failed(caught.value)
         assert "LX_COMM_FREE" in rigs[1].settle()
+
+    def test_a_freed_one_sums_nothing(self, ours: Callable[..., Any]) -> None:
+        """Not even what it has summed before: ggml would take that for done."""
+        ranks, rigs = ours(1, 1)
+        communicator = ranks.communicator()
+        known, fresh = ranks.tensors(8), ranks.tensors(9)
+        assert communicator.allreduce(known) is True
+        communicator.free()
+        assert communicator.allreduce(known) is False
+        assert communicator.allreduce(fresh) is False
+        assert rigs[0].settle()[-1] == "LX_COMM_FREE"
+
+    def test_after_a_refusal_the_servers_are_linked_anew(
+        self, ours: Callable[..., Any]
+    ) -> None:
+        """Who has not done a command has broken its links."""
+        ranks, rigs = ours(1, 1)
+        communicator = ranks.communicator()
+        tensors = ranks.tensors(8)
+        assert communicator.allreduce(tensors) is True
+        self._refuse(rigs[1])
+        assert communicator.allreduce(tensors) is False
+        rigs[1].connection.refusal = None
+        for _ in range(2):
+            assert communicator.allreduce(tensors) is True
+        ours_only = (name for name in rigs[1].settle() if name.startswith("LX_"))
+        names = [name for name in ours_only if name != "LX_PING"]
+        assert names == [
+            *("LX_CONNECT", "LX_COMM_INIT", "LX_ALLREDUCE"),
+            *("LX_COMM_FREE", "LX_CONNECT", "LX_COMM_INIT"),
+            *("LX_ALLREDUCE", "LX_ALLREDUCE"),
+        ]
+        bodies = rigs[1].server.of(Command.LX_ALLREDUCE)
+        assert len({LxAllreduce.decode(body).comm for body in bodies}) == 2
+
+    def test_after_a_refusal_without_a_way_ggml_sums(
+        self, ours: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        ranks, rigs = ours(1, 1)
+        communicator = ranks.communicator()
+        tensors = ranks.tensors(8)
+        self._refuse(rigs[1])
+        rigs[1].connection.refusal = None
+        rigs[0].server.answers[Command.LX_COMM_INIT] = NO_ROOM
+        for _ in range(3):
+            assert communicator.allreduce(tensors) is False
+        assert caplog.text.count("through this machine") == 1
+        assert rigs[0].settle().count("LX_COMM_INIT") == 2
+        communicator.free()
+
+    def _refuse(self, rig: Rig) -> None:
+        rig.server.answers[Command.DEVICE_COUNT] = NO_ROOM
+        with pytest.raises(RemoteFailure):
+            rig.connection.ask(Command.DEVICE_COUNT, b"")
+        del rig.server.answers[Command.DEVICE_COUNT]
 
     def test_after_a_refusal_nothing_is_summed(self, ours: Callable[..., Any]) -> None:
         ranks, rigs = ours(1, 1)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from longwire.errors import ConnectionLost, UsageError
+from longwire.errors import ConnectionLost, RemoteFailure, UsageError
 from longwire.native.abi import Status, Usage
 from longwire.wire import messages as m
 from longwire.wire.constants import HASH_THRESHOLD, OP_COUNT, Command
@@ -229,6 +229,25 @@ class TestBuffer:
         assert alloc(r.buffer_type, 4096) is None
         assert r.connection.healthy
         assert "RPC9 (worker:50052): no room for 4096 bytes" in caplog.text
+
+    def test_no_room_where_ggml_would_end_the_process(
+        self, rig: Make, context: int
+    ) -> None:
+        r = rig({Command.ALLOC_BUFFER: m.AllocBufferAnswer(0, 0).encode()})
+        r.device.plugin.demanding = 1
+        library = r.ggml.library
+        buffer = library.ggml_backend_buft_alloc_buffer(r.buffer_type, 4096)
+        tensor = r.ggml.tensor(context, 4)
+        r.ggml.place(buffer, tensor)
+        graph = r.ggml.graph(context, library.ggml_add(context, tensor, tensor))
+        with r.backend() as backend:
+            status = library.ggml_backend_graph_compute(backend, graph)
+        assert status == Status.FAILED
+        library.ggml_backend_buffer_free(buffer)
+        with pytest.raises(RemoteFailure, match="RPC9 has no room for 4096 bytes"):
+            r.connection.check()
+        # The connection has other models, too.
+        assert r.settle() == ["ALLOC_BUFFER"]
 
     @pytest.mark.parametrize(
         ("kind", "ne", "inits"),

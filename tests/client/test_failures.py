@@ -69,6 +69,29 @@ def test_what_another_refused_unasked_comes_out(scripted: Start) -> None:
         check_all(pair.connection for pair in pairs)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        refusal("RemoteFailure", "GRAPH_COMPUTE: no room"),
+        refusal("BadRequest", "LX_ALLREDUCE: tensors of [8, 9] numbers"),
+    ],
+)
+def test_who_refused_because_of_another_comes_last(
+    scripted: Start, wrong: object, first: int
+) -> None:
+    pairs = [
+        start(scripted, 1, {Command.LX_PING: REFUSED}),
+        start(scripted, 2, {Command.DEVICE_COUNT: wrong}),
+    ]
+    refuse(pairs[1])
+    connections = [pair.connection for pair in pairs]
+    with pytest.raises(RemoteFailure, match="worker:2"):
+        check_all(connections if first == 0 else connections[::-1])
+    # One failure is told once, and of the next generation nothing is in the way.
+    check_all(connections)
+
+
 def test_one_alone_is_not_asked(scripted: Start) -> None:
     pair = start(scripted, 1, {Command.DEVICE_COUNT: REFUSED})
     refuse(pair)

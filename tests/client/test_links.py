@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from longwire.client.connection import Connection
 from longwire.client.links import Link, NoLink, open_link, route
-from longwire.errors import ConnectionLost
+from longwire.errors import ConnectionLost, RemoteFailure
 from longwire.transport.endpoint import Endpoint
 from longwire.wire import messages as m
 from longwire.wire.constants import Command
@@ -52,8 +53,8 @@ def test_one_listens_and_the_other_connects(server: Start) -> None:
     assert open_link(one.connection, other.connection) == Link(7, 9)
     assert settled(one) == ["LX_LISTEN", "LX_ACCEPT"]
     assert settled(other) == ["LX_CONNECT"]
-    accept = LinkAccept.decode(one.server.requests[1].body)
-    connect = LinkConnect.decode(other.server.requests[0].body)
+    accept = LinkAccept.decode(one.server.of(Command.LX_ACCEPT)[0])
+    connect = LinkConnect.decode(other.server.of(Command.LX_CONNECT)[0])
     assert accept.ticket == connect.ticket == TICKET
     assert 0 < accept.patience_ms == connect.patience_ms <= 60_000
     assert (connect.host, connect.port) == ("10.0.0.2", 51052)
@@ -102,7 +103,7 @@ def test_the_other_way_is_tried_too(server: Start) -> None:
     assert open_link(one.connection, other.connection) == Link(9, 7)
     # Who has an end that nothing is behind closes it.
     assert settled(one) == ["LX_LISTEN", "LX_ACCEPT", "LX_UNLINK", "LX_CONNECT"]
-    assert one.server.requests[2].body == m.U32.pack(7)
+    assert one.server.of(Command.LX_UNLINK) == [m.U32.pack(7)]
     assert settled(other) == ["LX_CONNECT", "LX_LISTEN", "LX_ACCEPT"]
     for pair in (one, other):
         pair.connection.check()
@@ -131,6 +132,72 @@ def test_a_server_that_is_gone_is_no_refusal(server: Start) -> None:
     other = server(HERE, {Command.LX_CONNECT: Instead.CLOSE})
     with pytest.raises(ConnectionLost):
         open_link(one.connection, other.connection)
+
+
+def test_the_end_of_one_leaves_no_answer_to_the_other(server: Start) -> None:
+    one = server(THERE)
+    other = server(HERE, {Command.LX_CONNECT: Instead.CLOSE})
+    with pytest.raises(ConnectionLost):
+        open_link(one.connection, other.connection)
+    assert one.stream.owed == 0
+    assert settled(one) == ["LX_LISTEN", "LX_ACCEPT", "LX_UNLINK"]
+    one.connection.check()
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_an_earlier_failure_is_not_taken_for_a_missing_way(
+    server: Start, end: int
+) -> None:
+    failed = {Command.LX_PING: refusal("RemoteFailure", "GRAPH_COMPUTE: failed")}
+    pairs = [server(THERE, {} if end else failed), server(HERE, failed if end else {})]
+    with pytest.raises(RemoteFailure, match="GRAPH_COMPUTE"):
+        open_link(*(pair.connection for pair in pairs))
+    with pytest.raises(RemoteFailure, match="GRAPH_COMPUTE"):
+        pairs[end].connection.check()
+
+
+def test_nobody_is_waited_for_who_has_other_work(server: Start) -> None:
+    """Patience is for the way between the two."""
+    asked: list[list[str]] = []
+
+    def busy(body: bytes) -> bytes:
+        asked.append(one.server.commands)
+        return b""
+
+    one, other = server(THERE), server(HERE, {Command.LX_PING: busy})
+    open_link(one.connection, other.connection)
+    assert len(asked) == 1 and "LX_ACCEPT" not in asked[0]
+
+
+def test_a_name_that_the_wire_cannot_carry(server: Start) -> None:
+    one = server(Endpoint("h" * 256, 50052))
+    other = server(HERE, lx_flags=0)
+    with pytest.raises(NoLink, match="too long"):
+        open_link(one.connection, other.connection)
+    assert settled(one) == settled(other) == []
+
+
+def test_a_certificate_that_the_wire_cannot_carry(
+    server: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Connection, "certificate", bytes(8193))
+    one, other = server(THERE), server(HERE)
+    with pytest.raises(NoLink, match="too large"):
+        open_link(one.connection, other.connection)
+    assert settled(one) == settled(other) == []
+
+
+def test_a_route_that_is_being_made_holds_up_nobody(server: Start) -> None:
+    meanwhile: list[Link | None] = []
+
+    def connect(body: bytes) -> bytes:
+        meanwhile.append(route(one.connection, other.connection))
+        return m.U32.pack(9)
+
+    one, other = server(THERE), server(HERE, {Command.LX_CONNECT: connect})
+    assert route(one.connection, other.connection) == Link(7, 9)
+    assert meanwhile == [None]
+    assert route(one.connection, other.connection) == Link(7, 9)
 
 
 def test_a_route_is_made_once(server: Start) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from typing import Any
 
 import pytest
@@ -101,6 +102,27 @@ def test_after_a_refusal_nothing_is_known(writes: PreparedWrites, wire: Wire) ->
     wire.refusals += 1
     assert [step(writes, memory) for _ in range(3)] == [False, False, True]
     assert wire.sent[-2:] == [("prepare", 1), (1, b"data")]
+
+
+def test_two_threads_have_no_number_in_common(
+    writes: PreparedWrites, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = Memory(), Memory()
+    for memory in (one, other):
+        step(writes, memory)
+    second = threading.Thread(target=step, args=(writes, other))
+
+    def post(command: Command, body: bytes) -> None:
+        monkeypatch.undo()
+        second.start()
+        # With a number of its own it has to wait for this one.
+        second.join(0.1)
+        wire.post(command, body)
+
+    monkeypatch.setattr(wire, "post", post)
+    step(writes, one)
+    second.join()
+    assert wire.sent == [("prepare", 0), ("prepare", 1)]
 
 
 def test_numbers_come_round(writes: PreparedWrites, wire: Wire) -> None:

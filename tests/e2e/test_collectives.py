@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
@@ -17,6 +18,9 @@ import numpy.typing as npt
 import pytest
 
 from longwire.bench.models import EXPERTS, SPLIT, SPLIT_THIRDS, make_llama
+from longwire.client.buffer import buffer_of
+from longwire.client.collectives import Communicator
+from longwire.client.records import read_tensor
 from longwire.client.traffic import Traffic
 from longwire.errors import RemoteError
 from longwire.host.engine import Engine
@@ -95,11 +99,35 @@ def traffic(engine: Engine, work: Callable[[], object]) -> list[Traffic]:
     return [c.traffic.since(b) for c, b in zip(connections, before, strict=True)]
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+class Sums:
+    """All-reduces of a block, with what each rank has right after."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.found: list[list[bytes]] = []
+        allreduce = Communicator.allreduce
+
+        def looking(communicator: Communicator, tensors: Sequence[int]) -> bool:
+            done = allreduce(communicator, tensors)
+            self.found.append([self._read(tensor) for tensor in tensors])
+            return done
+
+        monkeypatch.setattr(Communicator, "allreduce", looking)
+
+    @staticmethod
+    def _read(tensor: int) -> bytes:
+        buffer = buffer_of(tensor)
+        assert buffer is not None
+        numbers = np.empty(math.prod(read_tensor(tensor).ne), np.float32)
+        buffer.get_tensor(tensor, numbers.ctypes.data, 0, numbers.nbytes)
+        return numbers.tobytes()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_ranks_sum_among_themselves(
     made: Callable[[int], Path],
     worker: Worker,
     lines: Callable[[str], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
     ranks: int,
 ) -> None:
     with local(made(ranks)) as engine:
@@ -115,6 +143,12 @@ def test_ranks_sum_among_themselves(
         again = steps(engine, tokens, 16)
         assert again.tobytes() == found[:17].tobytes()
         carried = traffic(engine, lambda: engine.eval([5]))
+        sums = Sums(monkeypatch)
+        assert steps(engine, tokens, 2).tobytes() == found[:3].tobytes()
+    # Of each layer: after the attention, and at its end.
+    assert len(sums.found) == 3 * 2 * SPLIT.n_layer
+    for results in sums.found:
+        assert len(results) == ranks and len(set(results)) == 1
     for one in carried:
         # Its part of the logits is all that is read of a server.
         assert one.round_trips == 1

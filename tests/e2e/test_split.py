@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -16,7 +17,9 @@ import numpy.typing as npt
 import pytest
 
 from longwire.bench.models import EXPERTS, SPLIT, SPLIT_THIRDS, LlamaShape, make_llama
-from longwire.errors import UsageError
+from longwire.client import remote
+from longwire.client.device import RemoteDevice
+from longwire.errors import RemoteFailure, UsageError
 from longwire.host.engine import Engine
 from longwire.host.workers import LocalWorker
 from longwire.native.model import NativeContext, NativeModel
@@ -45,7 +48,21 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return make
 
 
-def _split(path: Path, rpc: str, **settings: Any) -> Engine:
+@pytest.fixture
+def direct(caplog: pytest.LogCaptureFixture) -> Callable[[], list[int]]:
+    """`direct()`: how many ranks have summed among themselves, each time that some
+    have found each other; none may have summed in another way."""
+    caplog.set_level(logging.INFO, "longwire.client")
+
+    def found() -> list[int]:
+        lines = [r.getMessage() for r in caplog.records if ": sums go " in r.message]
+        assert all(line.endswith("from server to server") for line in lines), lines
+        return [line.count("RPC") for line in lines]
+
+    return found
+
+
+def _split(path: Path, rpc: str | Sequence[RemoteDevice], **settings: Any) -> Engine:
     return exact_engine(
         path, "xllamacpp", rpc, n_ctx=512, split_mode="tensor", **settings
     )
@@ -74,19 +91,17 @@ def test_the_models_decide_clearly(name: str, made: Callable[[str], Path]) -> No
     assert len(set(rows.argmax(axis=1).tolist())) > STEPS // 2
 
 
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [("split", 2), ("split", 4), ("split", 8), ("thirds", 3), ("experts", 2)],
-)
-def test_a_split_model_says_the_same(
-    name: str, count: int, made: Callable[[str], Path], worker: Worker
+def test_a_split_model_with_experts_says_the_same(
+    made: Callable[[str], Path], worker: Worker, direct: Callable[[], list[int]]
 ) -> None:
-    with _local(made(name)) as engine:
+    """The others, over more ranks: `test_collectives`."""
+    with _local(made("experts")) as engine:
         expected = _steps(engine)
-    rpc = ",".join(worker(number=n) for n in range(count))
+    rpc = ",".join(worker(number=n) for n in range(2))
     tokens = expected.argmax(axis=1)
-    with _split(made(name), rpc) as engine:
+    with _split(made("experts"), rpc) as engine:
         found = _steps(engine, tokens)
+    assert direct() == [2]
     assert (found.argmax(axis=1) == tokens).all()
     worst = np.abs(found - expected).max(axis=1) / np.abs(expected).max(axis=1)
     assert worst.max() < CLOSE
@@ -143,7 +158,11 @@ def _tokens(engine: Engine, doomed: LocalWorker | None = None) -> list[int]:
     ("workers", "spares", "left"), [(2, 1, 2), (3, 0, 2), (2, 0, 1), (1, 0, 0)]
 )
 def test_a_split_generation_outlives_a_worker(
-    workers: int, spares: int, left: int, made: Callable[[str], Path]
+    workers: int,
+    spares: int,
+    left: int,
+    made: Callable[[str], Path],
+    direct: Callable[[], list[int]],
 ) -> None:
     with _local(made("split")) as engine:
         expected = _tokens(engine)
@@ -160,6 +179,7 @@ def test_a_split_generation_outlives_a_worker(
         ) as engine:
             assert _tokens(engine, started[0]) == expected
             assert len(engine.remote_devices) == left
+    assert direct() == [ranks for ranks in (workers, left) if ranks > 1]
 
 
 def test_it_says_when_what_is_left_does_not_do(tmp_path: Path) -> None:
@@ -204,6 +224,28 @@ def test_a_loss_while_loading_is_no_end_either(
             left = [str(device.endpoint) for device in engine.remote_devices]
             assert left == [a.endpoint]
             assert engine.generate(PROMPT, 4, GREEDY).finish().tokens
+
+
+def test_a_load_without_room_leaves_others_alone(
+    made: Callable[[str], Path], worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = remote.connect(f"{worker()},{worker(number=1)}", engine="xllamacpp")
+    plugins = [device.plugin for device in devices]
+    settings = {"n_ctx": 512, "n_threads": 1, "engine": "xllamacpp"}
+    try:
+        with _split(made("split"), devices) as engine:
+            tokens = engine.generate(PROMPT, 4, GREEDY).finish().tokens
+            with monkeypatch.context() as patch:
+                patch.setattr(devices[1], "alloc_buffer", lambda size: None)
+                with pytest.raises(RemoteFailure, match=f"{devices[1].name} has no"):
+                    _split(made("split"), devices)
+            # Of those that come and go, none takes from the split what it needs.
+            Engine(made("split"), rpc=devices, **settings).close()
+            assert [plugin.demanding for plugin in plugins] == [1, 1]
+            assert engine.generate(PROMPT, 4, GREEDY).finish().tokens == tokens
+        assert [plugin.demanding for plugin in plugins] == [0, 0]
+    finally:
+        remote.close(devices)
 
 
 @pytest.mark.parametrize("limit", ["1M", "18M"])

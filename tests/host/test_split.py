@@ -15,8 +15,9 @@ from longwire.errors import UsageError
 from longwire.host.layout import LoadedModel
 from longwire.host.split import Attention, SplitModel, check_split, split_model
 from longwire.host.workers import local_workers
-from longwire.models.gguf import gguf_head
+from longwire.models.gguf import GgufHead, gguf_head
 from longwire.native.engine import load_engine
+from longwire.native.gguf import HeadValue
 from support.tiny import make_mamba
 
 F32, Q8_0, Q4_K = 1, 32, 256
@@ -114,6 +115,25 @@ def test_refuses(
     said = refusal(model, devices, shares)
     assert said.startswith("the model cannot be split by tensors: ")
     assert reason in said and advice in said
+
+
+def test_each_layer_of_a_kind_counts_from_where_it_is() -> None:
+    """Cuts turn with all layers: the only one of its kind may come second."""
+    types = {
+        f"blk.{n}.attn_{part}.weight": 0 for n in (1, 2) for part in ("q", "output")
+    }
+    types |= {"blk.0.ssm_out.weight": 0, "blk.0.attn_q.weight": 0}
+    values: dict[str, HeadValue] = {
+        "general.architecture": "x",
+        "x.embedding_length": 256,
+        "x.attention.head_count": [8, 8, 4],
+    }
+    found = split_model([GgufHead(values, types)])
+    # The first is recurrent, and counted apart.
+    assert [(kind.heads, n) for kind, n in found.layers.items()] == [(8, 1), (4, 2)]
+    assert "RPC1 would get none of 4" in refusal(found, 2, (5, 1.5))
+    alone = SplitModel("x", {kind: 1 for kind in found.layers})
+    assert refusal(alone, 2, (5, 1.5)) == ""
 
 
 def shape(n_head: int, n_head_kv: int, weights: str = "f32") -> LlamaShape:

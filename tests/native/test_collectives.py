@@ -95,6 +95,9 @@ class Rig:
         self.library = ggml.library
         self.devices = [cast(HostDevice, Idle()) for _ in range(2)]
         registries = [Registry(ggml.engine, self._communicate) for _ in self.devices]
+        self.refused: list[BaseException] = []
+        for device in self.devices:
+            device.failed = self.refused.append  # type: ignore[method-assign]
         self.plugins = [
             registry.add(device)
             for registry, device in zip(registries, self.devices, strict=True)
@@ -180,9 +183,14 @@ def test_what_is_raised_stays_in_python(rig: Rig) -> None:
 def test_a_failure_to_make_one_is_null(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    backends = rig.backends()
+    assert rig.meta.init(*backends)
     rig.asked = None  # type: ignore[assignment]
-    assert rig.meta.init(*rig.backends()) is None
+    assert rig.meta.init(*backends) is None
     assert "AttributeError" in caplog.text
+    # The devices hear of it, and not those who sum already.
+    assert [type(error) for error in rig.refused] == [AttributeError] * 2
+    assert rig.made[0].failures == []
 
 
 def test_an_unknown_context_is_a_failure(rig: Rig) -> None:

@@ -128,6 +128,9 @@ class MemoryDevice:
             return None
         return MemoryBuffer(self, size + 32), size + 32
 
+    def lacks(self, size: int) -> None:
+        self.calls.note("lacks", size)
+
     def supports_op(self, op: int) -> bool:
         self.calls.note("supports_op", op)
         return self.accepts
@@ -315,6 +318,32 @@ class TestBufferType:
         assert not rig.library.ggml_backend_buft_alloc_buffer(rig.kind, 1 << 30)
         assert rig.plugin.buffers == {}
         assert rig.device.failures == []
+
+    def test_no_memory_where_ggml_would_end_the_process(self, rig: Rig) -> None:
+        library = rig.library
+        rig.plugin.demanding = 1
+        buffer = library.ggml_backend_buft_alloc_buffer(rig.kind, 1 << 30)
+        assert rig.calls.made == [("alloc_buffer", 1 << 30), ("lacks", 1 << 30)]
+        assert rig.device.failures == []
+        assert library.ggml_backend_buffer_get_size(buffer) == 1 << 30
+        tensor = rig.placed(buffer, 16)
+        data = np.full(64, 7, np.uint8)
+        at = data.ctypes.data
+        library.ggml_backend_tensor_set(tensor, at, 0, 64)
+        library.ggml_backend_tensor_get(tensor, at, 16, 32)
+        assert data.tolist() == [0] * 32 + [7] * 32
+        library.ggml_backend_tensor_get_2d(tensor, at + 32, 0, 4, 2, 8, 16)
+        assert data[32:].tolist() == ([0] * 4 + [7] * 12) * 2
+        library.ggml_backend_buffer_free(buffer)
+
+    def test_a_failed_allocation_where_ggml_would_end_the_process(
+        self, rig: Rig
+    ) -> None:
+        rig.plugin.demanding = 1
+        rig.calls.fails = "alloc_buffer"
+        buffer = rig.library.ggml_backend_buft_alloc_buffer(rig.kind, 64)
+        assert buffer and rig.device.failures == [rig.calls.error]
+        rig.library.ggml_backend_buffer_free(buffer)
 
     def test_many_buffers_are_kept_apart(self, rig: Rig) -> None:
         library = rig.library

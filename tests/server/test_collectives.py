@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from longwire.native.compute import ComputeDevice
+from longwire.server.communicator import Communicator
 from longwire.server.reduce import ROUND, part_of
+from longwire.server.tensors import CheckedTensor, TensorChecker
 from longwire.transport.tls import client_context
 from longwire.wire import messages as m
 from longwire.wire.collectives import LxAllreduce, LxCommInit
@@ -220,6 +225,15 @@ class TestDevices:
             join(group)
 
 
+def refuses_bare_streams(rank: Rank) -> None:
+    """Anybody could send the zeros that a rank 1 of protocol 8 begins with."""
+    port = rank.listen().port
+    with socket.create_connection(("127.0.0.1", port), 5) as stream:
+        stream.sendall(bytes(24))
+        body = m.CommInit(0, 0, 2, port, b"").encode()
+        assert rank.ask(C.COMM_INIT, body) == b"\0"
+
+
 class TestTls:
     def test_a_server_with_tls(self, ranks: Ranks, keys: Keys) -> None:
         options = keys.ours.serving(token=False)
@@ -237,6 +251,15 @@ class TestTls:
                 values = numbers(count, 3)
                 for found in sum_of(group, values):
                     assert found.tobytes() == in_order(values).tobytes()
+            refuses_bare_streams(group[1])
+
+    def test_a_server_with_a_token(self, keys: Keys) -> None:
+        options = ("--protocol", "8", "--token-file", keys.ours.token_file)
+        with running_worker(*options) as locked, Rank(locked.endpoint) as rank:
+            rank.hello()
+            rank.prove(keys.ours.token)
+            rank.start()
+            refuses_bare_streams(rank)
 
 
 class TestFailures:
@@ -270,6 +293,31 @@ class TestFailures:
         b.post(C.DEVICE_COUNT)
         a.close()
         assert "it closed the connection" in b.error()
+
+    def test_an_earlier_command_failed(self, ranks: Ranks) -> None:
+        group = ranks(2)
+        join(group)
+        a = group[0]
+        for body, words in [
+            (LxAllreduce(2, 0, (bytes(296),)).encode(), "there is no communicator 2"),
+            (None, "LX_ALLREDUCE: an earlier command failed: "),
+        ]:
+            if body is None:
+                a.allreduce(a.numbers(np.ones(8, np.float32)))
+            else:
+                a.post(C.LX_ALLREDUCE, body)
+            a.post(C.DEVICE_COUNT)
+            assert words in a.error()
+
+    def test_free_after_a_failure(self, ranks: Ranks) -> None:
+        group = ranks(2)
+        join(group)
+        for rank in group:
+            rank.post(C.LX_UNLINK, m.U32.pack(99))
+            rank.post(C.LX_COMM_FREE, m.U32.pack(1))
+            rank.post(C.DEVICE_COUNT)
+            assert "there is no link 99" in rank.error()
+        join(group)
 
     def test_another_count(self, ranks: Ranks) -> None:
         group = ranks(2)
@@ -373,6 +421,24 @@ class TestFailures:
 class TestProtocol8:
     """What our server alone can show; with C++ servers: `tests/e2e/test_pairs.py`."""
 
+    def test_an_earlier_command_failed_there(self, ranks: Ranks) -> None:
+        a, b = ranks(2)
+        port = a.listen().port
+        for rank, client in enumerate((a, b)):
+            host = b"127.0.0.1" if rank else b""
+            client.post(C.COMM_INIT, m.CommInit(0, rank, 2, port, host).encode())
+        assert a.answer() == b.answer() == b"\1"
+        t = b.numbers(np.ones(8, np.float32))
+        body = m.CommAllreduce(0, t.encode(wide=True)).encode()
+        b.post(C.COMM_ALLREDUCE, body)
+        b.post(C.DEVICE_COUNT)
+        a.post(C.LX_UNLINK, m.U32.pack(99))
+        # Not done any more, and the other end is not to wait for it.
+        a.post(C.COMM_ALLREDUCE, body)
+        assert "it closed the connection" in b.error()
+        a.post(C.DEVICE_COUNT)
+        assert "there is no link 99" in a.error()
+
     @pytest.fixture
     def client(self, workers: list[Worker]) -> Iterator[RawClient]:
         with RawClient(workers[0].endpoint, V8) as client:
@@ -395,6 +461,50 @@ class TestProtocol8:
     def test_none(self, client: RawClient, body: m.CommInit) -> None:
         assert client.ask(C.COMM_INIT, body.encode()) == b"\0"
         assert client.device_count() == 1
+
+
+class Moving:
+    """Tensors whose memory becomes another when the second is looked at."""
+
+    def __init__(self) -> None:
+        self.places = [np.ones(4, np.float32), np.ones(4, np.float32)]
+        self.moved = False
+
+    def check(self, record: bytes, command: str) -> CheckedTensor:
+        number = record[0]
+        if number and not self.moved:
+            self.moved = True
+            self.places[0] = self.places[0].copy()
+        return cast(CheckedTensor, Placed(self.places[number]))
+
+
+class Placed:
+    """A checked tensor in host memory, as far as a sum looks at it."""
+
+    def __init__(self, numbers: Floats) -> None:
+        self.numbers = numbers
+        self.nbytes = numbers.nbytes
+        self.tensor = tensor(1, 1, 0, (len(numbers),))
+        self.buffer = self
+        self.device: object = None
+
+    def bytes(self, offset: int, size: int) -> memoryview:
+        return self.numbers.view(np.uint8).data[offset : offset + size]
+
+
+def test_memory_that_moves_with_a_later_check() -> None:
+    moving = Moving()
+    communicator = Communicator(
+        LxCommInit(1, 0, 0, 0, (0,), (0, 0)),
+        [None],
+        cast("list[ComputeDevice]", [None, None]),
+        cast(TensorChecker, moving),
+        lambda: False,
+    )
+    communicator.allreduce(
+        LxAllreduce(1, 0, tuple(bytes([i]) * 296 for i in range(2))).encode()
+    )
+    assert [place.tolist() for place in moving.places] == [[2] * 4] * 2
 
 
 def test_parts_are_all_of_it() -> None:

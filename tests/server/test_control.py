@@ -82,7 +82,7 @@ class TestStreams:
     ) -> None:
         monkeypatch.setattr(module, "_LOOK_MS", 10)
         control, _ = ends
-        with pytest.raises(ConnectionError):
+        with pytest.raises(ConnectionError, match="the client left"):
             control.accept(bytes(16), 60.0, lambda: True)
         # The answer may come yet: this session can hear of nothing else.
         assert control.forsaken and control.next_client() is None

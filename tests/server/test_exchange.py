@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import pytest
 
 from longwire.errors import RemoteFailure
 from longwire.server import exchange as module
+from longwire.server import transfers
 from longwire.server.exchange import Flow, exchange
 from longwire.server.links import Link
-from longwire.transport.duplex import Duplex
+from longwire.server.tensors import CheckedTensor
+from longwire.transport.duplex import Duplex, TlsDuplex
+from longwire.transport.tls import TlsFiles, pinning_context, server_context
 from longwire.wire.links import FRAME_HEADER, SIGN_OF_LIFE
+from support.keys import Keys
 
 LARGE = 4 << 20
 
 
-def ours() -> bool:
-    """Nobody has left."""
+def nobody_left() -> bool:
+    """The client is there."""
     return False
 
 
@@ -57,7 +64,7 @@ def test_both_send_first(sockets: Sockets, kind: type, size: int) -> None:
         for _ in range(3):
             end.send([memoryview(data)[: size // 2], memoryview(data)[size // 2 :]])
             end.receive(memoryview(target))
-            exchange([end], "test", ours)
+            exchange([end], "test", nobody_left)
         return bytes(target)
 
     ends = [flow(sock) for sock in sockets]
@@ -83,7 +90,7 @@ def test_frames_in_pieces_and_signs_between(sockets: Sockets) -> None:
     for size in (3, 0, 2):
         target = bytearray(size)
         link.receive(memoryview(target))
-        exchange([link], "test", ours)
+        exchange([link], "test", nobody_left)
         found.append(bytes(target))
     thread.join()
     assert found == [b"abc", b"", b"de"]
@@ -94,14 +101,14 @@ def test_signs_that_nobody_awaits_do_not_pile_up(sockets: Sockets) -> None:
     for _ in range(100_000):
         a.offer()
     b.send([memoryview(b"x")])
-    exchange([b], "test", ours)
+    exchange([b], "test", nobody_left)
     # What did not leave was not begun: the next frame stands where it should.
     target = bytearray(2)
     with ThreadPoolExecutor(1) as pool:
         a.send([memoryview(b"yz")])
-        done = pool.submit(exchange, [a], "test", ours)
+        done = pool.submit(exchange, [a], "test", nobody_left)
         b.receive(memoryview(target))
-        exchange([b], "test", ours)
+        exchange([b], "test", nobody_left)
         done.result()
     assert target == b"yz"
 
@@ -133,20 +140,98 @@ def test_no_sign_between_the_bytes_of_a_frame(sockets: Sockets) -> None:
     assert found == FRAME_HEADER.pack(len(data)) + data + SIGN_OF_LIFE
 
 
+def test_tls_sends_the_sign_that_it_has_begun(sockets: Sockets, keys: Keys) -> None:
+    """OpenSSL would take the next frame's header for it."""
+    files = TlsFiles(keys.ours.path("server.pem"), keys.ours.path("server.key"))
+    with ThreadPoolExecutor(1) as pool:
+        shaken = pool.submit(
+            server_context(files).wrap_socket, sockets[1], server_side=True
+        )
+        ours = pinning_context().wrap_socket(sockets[0])
+        a, b = Link(1, TlsDuplex(ours), "b"), Link(1, TlsDuplex(shaken.result()), "a")
+        for _ in range(2000):
+            a.offer()
+        assert not select.select([], [sockets[0], ours], [], 0)[1]
+        target = bytearray(3)
+        a.send([memoryview(b"abc")])
+        done = pool.submit(exchange, [a], "test", nobody_left)
+        b.receive(memoryview(target))
+        exchange([b], "test", nobody_left)
+        done.result()
+    assert target == b"abc"
+    for link in (a, b):
+        link.close("the end")
+
+
+def test_who_is_gone_when_a_frame_begins_can_be_closed(sockets: Sockets) -> None:
+    link = Link(1, Duplex(sockets[0]), "peer")
+    sockets[1].close()
+    frame = [memoryview(FRAME_HEADER.pack(1)), memoryview(b"x")]
+    with pytest.raises(OSError):
+        link.send_now(frame, FRAME_HEADER.size + 1)
+    closing = threading.Thread(target=link.close, args=("it is gone",), daemon=True)
+    closing.start()
+    closing.join(5)
+    assert not closing.is_alive() and link.failure == "it is gone"
+
+
+class Remote:
+    """A tensor that the host cannot reach."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = bytearray(data)
+        self.largest = 0
+        """Bytes copied at a time."""
+
+    def bytes(self, offset: int, size: int) -> memoryview | None:
+        return None
+
+    def fetch(self, data: memoryview, offset: int) -> None:
+        self.largest = max(self.largest, len(data))
+        data[:] = self.data[offset : offset + len(data)]
+
+    def store(self, data: memoryview, offset: int) -> None:
+        self.largest = max(self.largest, len(data))
+        self.data[offset : offset + len(data)] = data
+
+
+@pytest.mark.parametrize("size", [0, 1, 65536, 65537, 300_001])
+def test_what_a_device_keeps_travels_in_parts(
+    sockets: Sockets, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(transfers, "CHUNK", 1 << 16)
+    data = bytes(range(251)) * (size // 251 + 3)
+    here, there = Remote(data), Remote(bytes(len(data)))
+    a, b = (Link(1, Duplex(sock), "peer") for sock in sockets)
+    with ThreadPoolExecutor(1) as pool:
+        for offset in (0, 7):
+            a.offer()
+            arguments = offset, size, nobody_left
+            sending = pool.submit(
+                transfers.send_part, a, cast(CheckedTensor, here), *arguments
+            )
+            transfers.receive_part(b, cast(CheckedTensor, there), *arguments)
+            sending.result()
+            part = slice(offset, offset + size)
+            assert there.data[part] == here.data[part]
+            assert not any(there.data[part.stop :])
+    assert max(here.largest, there.largest) == min(size, 1 << 16)
+
+
 @pytest.mark.usefixtures("quick")
 class TestSilence:
     def test_who_says_nothing_is_gone(self, sockets: Sockets) -> None:
         link = Link(1, Duplex(sockets[1]), "gpu:51052")
         link.receive(memoryview(bytearray(1)))
         with pytest.raises(RemoteFailure, match="gpu:51052: X: no sign of life for"):
-            exchange([link], "X", ours)
+            exchange([link], "X", nobody_left)
         assert link.failure is not None
 
     def test_who_takes_nothing_in_is_gone(self, sockets: Sockets) -> None:
         link = Link(1, Duplex(sockets[1]), "gpu:51052")
         link.send([memoryview(bytes(LARGE))])
         with pytest.raises(RemoteFailure, match="no sign of life"):
-            exchange([link], "X", ours)
+            exchange([link], "X", nobody_left)
         # A frame that never ended keeps nobody waiting.
         link.offer()
 
@@ -168,7 +253,7 @@ class TestSilence:
                 a.receive(memoryview(got))
             else:
                 a.send([memoryview(bytes(LARGE))])
-            exchange([a], "X", ours)
+            exchange([a], "X", nobody_left)
 
         thread = threading.Thread(target=work)
         thread.start()
@@ -176,7 +261,7 @@ class TestSilence:
             b.send([memoryview(bytes(LARGE))])
         else:
             b.receive(memoryview(got))
-        exchange([b], "X", ours)
+        exchange([b], "X", nobody_left)
         thread.join()
         assert b.failure is None
 
@@ -196,7 +281,47 @@ class TestSilence:
         thread.start()
         b.receive(memoryview(bytearray(1)))
         with pytest.raises(RemoteFailure, match="nothing came in 0.3 s but signs"):
-            exchange([b], "X", ours)
+            exchange([b], "X", nobody_left)
+        done.set()
+        thread.join()
+
+    def test_but_a_byte_now_and_then_is(
+        self, sockets: Sockets, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "LONGEST_S", 0.3)
+        monkeypatch.setattr(Link, "patience_s", 5.0)
+        b = Link(1, Duplex(sockets[1]), "a")
+        target = bytearray(8)
+
+        def work() -> None:
+            sockets[0].sendall(FRAME_HEADER.pack(8))
+            for i in range(8):
+                time.sleep(0.08)
+                sockets[0].sendall(bytes([i]))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        b.receive(memoryview(target))
+        exchange([b], "X", nobody_left)
+        thread.join()
+        assert target == bytes(range(8))
+
+    def test_nobody_waits_while_bytes_trickle(self, sockets: Sockets) -> None:
+        """One after the other, so that there is never a reason to sleep."""
+        flow = Flow(Duplex(sockets[1]), "peer")
+        done = threading.Event()
+
+        def work() -> None:
+            while not done.is_set():
+                with contextlib.suppress(OSError):
+                    sockets[0].send(b"x")
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        until = time.monotonic() + 0.1
+        flow.receive(memoryview(bytearray(2 * LARGE)))
+        with pytest.raises(RemoteFailure, match="the client left"):
+            exchange([flow], "X", lambda: time.monotonic() > until)
         done.set()
         thread.join()
 

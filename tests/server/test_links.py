@@ -15,11 +15,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from longwire.server.handshake import introduce
 from longwire.transport.tls import client_context
 from longwire.wire import messages as m
 from longwire.wire.constants import Command
 from longwire.wire.dialects import V8
-from longwire.wire.links import MAX_PATIENCE_MS, LinkAccept, Listening, Ticket
+from longwire.wire.links import (
+    MAX_PATIENCE_MS,
+    SIGN_OF_LIFE,
+    LinkAccept,
+    Listening,
+    Ticket,
+)
 from longwire.wire.lx import LxStart, LxStartAnswer
 from support.client import RawClient
 from support.keys import Keys
@@ -171,6 +178,31 @@ class TestBreaking:
         assert "it closed the connection" in b.error()
         a.post(C.DEVICE_COUNT)
         assert "there is no link 99" in a.error()
+
+    def test_what_is_freed_after_a_failure_is_gone(self, ranks: Ranks) -> None:
+        a, b = ranks(2)
+        there, _ = link(a, b)
+        a.post(C.LX_UNLINK, m.U32.pack(99))
+        a.post(C.LX_UNLINK, m.U32.pack(there))
+        a.post(C.DEVICE_COUNT)
+        assert "there is no link 99" in a.error()
+        a.post(C.LX_UNLINK, m.U32.pack(there))
+        a.post(C.DEVICE_COUNT)
+        assert f"there is no link {there}" in a.error()
+
+    def test_a_session_without_work_gives_signs_of_life(self, ranks: Ranks) -> None:
+        """Its client may be late, after the peer was told to wait."""
+        (a,) = ranks(1)
+        heard = a.listen()
+        a.accept(heard)
+        sock = socket.create_connection(("127.0.0.1", heard.port), 5)
+        duplex = introduce(sock, heard.ticket, b"")
+        a.linked()
+        assert select.select([duplex], [], [], 5)[0]
+        sign = bytearray(len(SIGN_OF_LIFE))
+        assert duplex.receive_some(memoryview(sign)) == len(sign)
+        assert sign == SIGN_OF_LIFE
+        duplex.close()
 
     def test_who_waits_may_leave(self, ranks: Ranks, worker: Worker) -> None:
         _, b, _ = self.waiting(ranks)

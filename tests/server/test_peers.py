@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from longwire.server import dialer
 from longwire.server import peers as module
 from longwire.server.access import AllowList
 from longwire.server.metrics import Metrics
@@ -141,6 +142,19 @@ def test_the_oldest_of_too_many_goes(rig: Rig, monkeypatch: pytest.MonkeyPatch) 
         stream.close()
 
 
+def test_but_not_one_with_a_ticket(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_STREAMS", 2)
+    ticket = rig.ticket()
+    with rig.connect(bytes.fromhex(ticket)):
+        rig.until(lambda: any(s.shown for s in rig.peers.streams))
+        strangers = [rig.connect() for _ in range(3)]
+        rig.until(lambda: rig.refused() == 2)
+        rig.ask("accept", id=ticket, patience_s=5)
+        assert len(rig.session.streams) == 1
+        for stream in strangers:
+            stream.close()
+
+
 class TestPairs:
     def test_rank_1_comes_first(self, rig: Rig) -> None:
         with rig.connect(bytes(24)):
@@ -197,11 +211,21 @@ class TestForgotten:
                 assert stream.recv(1) == b""
         assert not rig.session.streams
 
+    def test_a_call_that_would_go_on_and_on(self, rig: Rig) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port = first.getsockname()[1]
+        rig.ask("dial", host="127.0.0.1", port=port, patience_s=60, again=True)
+        rig.peers.forget(cast(Session, rig.session))
+        rig.until(rig.woken.is_set)
+        assert rig.peers.deadline is None
+
 
 class TestCalls:
-    def dial(self, rig: Rig, port: int, **facts: Any) -> None:
+    def dial(
+        self, rig: Rig, port: int, session: FakeSession | None = None, **facts: Any
+    ) -> None:
         facts = {"host": "127.0.0.1", "patience_s": 5, "again": False, **facts}
-        rig.ask("dial", port=port, **facts)
+        rig.ask("dial", session, port=port, **facts)
 
     def test_again_until_somebody_listens(self, rig: Rig) -> None:
         with socket.create_server(("127.0.0.1", 0)) as first:
@@ -234,12 +258,67 @@ class TestCalls:
                 sock.close()
         assert rig.session.answers == [{"refusal": "no answer in time"}]
 
+    def test_a_name_that_takes_too_long(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        answered = threading.Event()
+        with socket.create_server(("127.0.0.1", 0)) as there:
+            address = there.getsockname()
+            found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", address)]
+
+            def look_up(*_: Any, **__: Any) -> list[Any]:
+                answered.wait(10)
+                return found
+
+            monkeypatch.setattr(dialer.socket, "getaddrinfo", look_up)
+            self.dial(rig, address[1], patience_s=0.05)
+            rig.until(lambda: rig.session.answers)
+            answered.set()
+            rig.until(rig.woken.is_set)
+            # Nobody connects for one who has given up.
+            there.settimeout(0.05)
+            with pytest.raises(TimeoutError):
+                there.accept()
+        rig.turn()
+        assert rig.session.answers == [{"refusal": "no answer in time"}]
+
+    def test_an_address_of_an_unknown_kind(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as there:
+            address = there.getsockname()
+            kinds = (socket.AF_X25, socket.AF_INET)
+            found = [(kind, socket.SOCK_STREAM, 0, "", address) for kind in kinds]
+            monkeypatch.setattr(dialer.socket, "getaddrinfo", lambda *_, **__: found)
+            self.dial(rig, address[1])
+            rig.until(lambda: rig.session.streams)
+
+    def test_one_at_a_time(self, rig: Rig) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port = first.getsockname()[1]
+        self.dial(rig, port, again=True)
+        with pytest.raises(ValueError, match="waits for another call"):
+            self.dial(rig, port)
+
+    def test_too_many_at_once(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(dialer, "_MOST", 1)
+        other = FakeSession()
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port = first.getsockname()[1]
+        self.dial(rig, port, again=True)
+        self.dial(rig, port, other)
+        rig.until(lambda: other.answers)
+        assert other.answers == [{"refusal": "too many calls are under way"}]
+
     def test_many_at_once(self, rig: Rig) -> None:
         with socket.create_server(("127.0.0.1", 0)) as there:
             port = there.getsockname()[1]
-            for _ in range(30):
-                self.dial(rig, port)
-            rig.until(lambda: len(rig.session.streams) == 30)
+            sessions = [FakeSession() for _ in range(30)]
+            for session in sessions:
+                self.dial(rig, port, session)
+            rig.until(lambda: all(session.streams for session in sessions))
+            for session in sessions:
+                session.streams[0].close()
         assert sum(t.name == "dialer" for t in threading.enumerate()) <= 8
 
     @pytest.mark.parametrize("port", [0, 65536, -1])

@@ -154,6 +154,13 @@ class TestMessages:
         with pytest.raises(LimitExceeded):
             PrepareSet.decode(PrepareSet(number, self.RECORD, 0, size).encode())
 
+    @pytest.mark.parametrize(("count", "size"), [(1025, 0), (1, (1 << 17) + 1)])
+    def test_limits_of_a_step(self, count: int, size: int) -> None:
+        # Not more than the longest message: one limit leaves room for the other.
+        body = SetPrepared.head([0] * count) + bytes(size)
+        with pytest.raises(LimitExceeded):
+            SetPrepared.decode(memoryview(body))
+
     def test_fewer_numbers_than_it_says(self) -> None:
         body = SetPrepared.head([1, 2])
         with pytest.raises(BadFrame):

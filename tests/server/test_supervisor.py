@@ -23,11 +23,12 @@ from longwire.server import pool
 from longwire.server import supervisor as module
 from longwire.server.config import SessionConfig
 from longwire.server.limits import Limits
+from longwire.server.pool import Session
 from longwire.server.supervisor import Supervisor
 from longwire.transport.endpoint import Endpoint
 from longwire.wire.constants import Command
 from longwire.wire.dialects import V8
-from longwire.wire.messages import BufferClear
+from longwire.wire.messages import AllocBuffer, BufferClear
 from support.client import RawClient
 from support.tensors import Sum, graph, tensor
 from support.worker import PROC, Worker, alive, running_worker, serve_command, until
@@ -315,6 +316,33 @@ class TestInside:
             thread.join(10)
             assert not thread.is_alive()
         server.stop()
+
+    @pytest.mark.parametrize(
+        "report", ['{"event": "claim", "size": Infinity}', "[" * 60_000]
+    )
+    def test_a_session_that_talks_nonsense(
+        self,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+        report: str,
+    ) -> None:
+        hear, mad = Session.hear, list[Session]()
+
+        def mishear(session: Session) -> list[dict[str, Any]] | None:
+            if session.peer is not None and not mad:
+                mad.append(session)
+                session.received += report.encode() + b"\n"
+            return hear(session)
+
+        monkeypatch.setattr(Session, "hear", mishear)
+        with self.supervisor() as endpoint:
+            with RawClient(endpoint, V8) as client:
+                client.hello()
+                client.post(Command.ALLOC_BUFFER, AllocBuffer(0, 64).encode())
+                assert client.socket.recv(1) == b""
+            with RawClient(endpoint, V8) as client:
+                client.hello()
+        assert "reports nonsense, killed" in caplog.text
 
     def test_more_clients_than_sessions_wait(
         self, caplog: pytest.LogCaptureFixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -103,8 +104,8 @@ class Group:
             cast("TensorChecker", self),
             lambda: False,
         )
-        for link in self.links:
-            stack.callback(link.close, "the test is over")
+        for slow in self.slow:
+            stack.callback(slow.close)
 
     def check(self, record: bytes, command: str) -> CheckedTensor:
         """Stands for the session's checker: a record is a number here."""
@@ -202,9 +203,12 @@ def frame(values: Floats) -> bytes:
 
 
 def received(sock: socket.socket, size: int) -> bytes:
+    """So many bytes, or what there is before the end."""
     found = b""
-    while len(found) < size and (part := sock.recv(size - len(found))):
-        found += part
+    # An end that had not read everything is a reset.
+    with contextlib.suppress(ConnectionResetError):
+        while len(found) < size and (part := sock.recv(size - len(found))):
+            found += part
     return found
 
 

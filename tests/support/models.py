@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from longwire.client.device import RemoteDevice
 from longwire.host.engine import Engine
 from longwire.host.sampling import Sampling
 
@@ -13,7 +15,9 @@ PROMPT = "The capital of France is"
 N_TOKENS = 24
 
 
-def exact_engine(model: Path, engine: str, rpc: str = "", **settings: Any) -> Engine:
+def exact_engine(
+    model: Path, engine: str, rpc: str | Sequence[RemoteDevice] = "", **settings: Any
+) -> Engine:
     options: dict[str, Any] = {
         "n_ctx": 4096,
         "n_ubatch": 128,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
@@ -117,7 +118,7 @@ class TestSend:
     ) -> None:
         sock = Grudging(forever(steps))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "_MAX_CALL", 7)
+            patch.setattr(module, "MAX_CALL", 7)
             over(sock).send(pieces)
         assert sock.sent == b"".join(pieces)
         assert all(0 < sum(call) <= 7 for call in sock.calls)
@@ -343,10 +344,34 @@ class TestReceive:
         stream.take_into(target)
         assert target == b"x" * 100
 
+    def test_ahead_but_not_more_than_the_limit(self) -> None:
+        asked: list[int] = []
+
+        class Sock(Grudging):
+            def recvmsg_into(self, targets: list[memoryview]) -> tuple[int, ...]:
+                asked.extend(map(len, targets))
+                return (self.recv_into(targets[0]),)
+
+        stream = over(Sock([8], bytes(8)))
+        head, target = memoryview(bytearray(8)), memoryview(bytearray(100))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "MAX_CALL", 70)
+            assert stream.take_ahead(head, target) == 0
+        assert asked == [8, 70]
+
     def test_more_than_the_buffer_holds(self) -> None:
         incoming = bytes(BUFFER) + b"tail"
         stream = over(Grudging(forever([100_000]), incoming))
         assert stream.take(BUFFER + 4) == incoming
+
+    def test_eager_where_nobody_can_be_asked(
+        self, pair: tuple[Stream, socket.socket], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delattr(select, "poll")
+        stream, theirs = pair
+        stream.be_eager()
+        theirs.sendall(b"x")
+        assert stream.take(1) == b"x"
 
     def test_bulk_goes_straight_into_the_target(self) -> None:
         steps = [8, 1 << 30]

@@ -68,15 +68,15 @@ class AllreduceReport:
     def ratios(self, count: int, size: int) -> Spread:
         """How many times the floor, within each run."""
         pairs = zip(self.sums[count, size], self.swaps[count, size], strict=True)
-        return _spread([ours / floor for ours, floor in pairs])
+        return Spread.of_all([ours / floor for ours, floor in pairs])
 
     def seconds(self, count: int, size: int) -> Spread:
         """Of one all-reduce."""
-        return _spread(self.sums[count, size])
+        return Spread.of_all(self.sums[count, size])
 
     def floor(self, count: int, size: int) -> Spread:
         """Of one swap of as many bytes between two processes."""
-        return _spread(self.swaps[count, size])
+        return Spread.of_all(self.swaps[count, size])
 
     def as_json(self) -> dict[str, Any]:
         """The whole report, for `json.dumps`."""
@@ -98,10 +98,6 @@ class AllreduceReport:
                 for count, size in self.sums
             ],
         }
-
-
-def _spread(samples: Sequence[float]) -> Spread:
-    return Spread(statistics.median(samples), min(samples), max(samples))
 
 
 def measure_allreduce(

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from longwire.errors import CallFailed
 from longwire.host.workers import ListeningProcess
 from longwire.transport.endpoint import Endpoint, parse_endpoint
+from longwire.transport.stream import connect, tune
 
 __all__ = ["Floor", "main"]
 
@@ -74,15 +75,9 @@ class Floor:
 
 
 def _connect(endpoint: Endpoint, kind: bytes) -> socket.socket:
-    connection = socket.create_connection((endpoint.host, endpoint.port), _TIMEOUT_S)
-    _tune(connection)
+    connection = connect(endpoint, _TIMEOUT_S)
     connection.sendall(kind)
     return connection
-
-
-def _tune(connection: socket.socket) -> None:
-    connection.settimeout(_TIMEOUT_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _receive(connection: socket.socket, size: int) -> bytearray:
@@ -102,7 +97,8 @@ def _fill(connection: socket.socket, view: memoryview) -> None:
 def _accepted(listener: socket.socket) -> Iterator[tuple[bytes, socket.socket]]:
     while True:
         connection, _ = listener.accept()
-        _tune(connection)
+        connection.settimeout(_TIMEOUT_S)
+        tune(connection)
         yield bytes(_receive(connection, 1)), connection
 
 

@@ -42,10 +42,14 @@ class Spread:
 
     @classmethod
     def of(cls, samples: Sequence[float | None]) -> Spread | None:
+        """None if no run succeeded."""
         known = [sample for sample in samples if sample is not None]
-        if not known:
-            return None
-        return cls(statistics.median(known), min(known), max(known))
+        return cls.of_all(known) if known else None
+
+    @classmethod
+    def of_all(cls, samples: Sequence[float]) -> Spread:
+        """Where every run has succeeded."""
+        return cls(statistics.median(samples), min(samples), max(samples))
 
 
 @dataclass(slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -73,8 +72,7 @@ class ServerReport:
 
     def spread(self, figure: Figure) -> Spread:
         """Of the samples."""
-        samples = self.samples[figure.name]
-        return Spread(statistics.median(samples), min(samples), max(samples))
+        return Spread.of_all(self.samples[figure.name])
 
     def as_json(self) -> dict[str, Any]:
         """The whole report, for `json.dumps`."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longwire.client.connection import Connection
-from longwire.client.links import route, together
+from longwire.client.links import route
 from longwire.client.prepared import PreparedWrites
 from longwire.client.records import (
     NativeTensor,
@@ -22,6 +22,7 @@ from longwire.client.records import (
 from longwire.client.reduction import Reduction
 from longwire.client.reduction import current as current_reduction
 from longwire.client.reuse import GraphReuse
+from longwire.client.together import Post, post_together
 from longwire.client.upload import current as current_upload
 from longwire.client.uploader import Uploader
 from longwire.client.writes import Weight, Write, deliver_alone, weight_write
@@ -373,9 +374,12 @@ class RemoteBuffer:
             return False
         send = LinkPart(link.first, source._session.records.of(src), 0, size)
         receive = LinkPart(link.second, self._session.records.of(dst), 0, size)
-        with together:
-            sender.post(Command.LX_SEND, send.encode())
-            receiver.post(Command.LX_RECEIVE, receive.encode())
+        post_together(
+            [
+                Post(sender, Command.LX_SEND, send.encode()),
+                Post(receiver, Command.LX_RECEIVE, receive.encode()),
+            ]
+        )
         # It may as well begin while this machine prepares what the other one needs.
         sender.start()
         return True

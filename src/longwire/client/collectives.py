@@ -15,22 +15,21 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from longwire.client.buffer import RemoteBuffer, buffer_of
-from longwire.client.connection import Connection
 from longwire.client.device import RemoteDevice
 from longwire.client.group import open_group
-from longwire.client.links import NoLink, together
+from longwire.client.links import NoLink
 from longwire.client.pair import open_pair
 from longwire.client.records import TENSOR_BYTES, NativeTensor, read_tensor
+from longwire.client.together import Post, post_together
 from longwire.errors import RemoteError
 from longwire.native.contract import HostDevice
 from longwire.native.memory import read
-from longwire.wire.constants import Command
+from longwire.wire.types import F32_TYPE
 
 __all__ = ["Communicator", "Exchange", "communicate"]
 
 _log = logging.getLogger("longwire.client")
 
-_F32 = 0
 _COMPUTE = 16
 """`GGML_TENSOR_FLAG_COMPUTE` (ggml.h): the tensor was computed in this step."""
 
@@ -58,12 +57,16 @@ def communicate(devices: Sequence[HostDevice | None]) -> Communicator | None:
             raise NoLink(f"{_OFF} is set")
         exchange = _exchange(members)
     except NoLink as reason:
-        names = ", ".join(device.name for device in devices if device is not None)
-        _log.warning("%s: sums go through this machine: %s", names, reason)
+        _say_no_way([d for d in devices if d is not None], reason)
         return None
     names = ", ".join(f"{device.name} ({device.endpoint})" for device in members)
     _log.info("%s: sums go from server to server", names)
     return Communicator(members, exchange)
+
+
+def _say_no_way(devices: Sequence[HostDevice], reason: NoLink) -> None:
+    names = ", ".join(device.name for device in devices)
+    _log.warning("%s: sums go through this machine: %s", names, reason)
 
 
 def _exchange(devices: Sequence[RemoteDevice]) -> Exchange:
@@ -79,7 +82,7 @@ def _is_summable(tensor: NativeTensor) -> bool:
         if n != 1 and stride != size:
             return False
         size *= n
-    return tensor.type == _F32
+    return tensor.type == F32_TYPE
 
 
 class Exchange(Protocol):
@@ -87,11 +90,11 @@ class Exchange(Protocol):
 
     def posts(
         self, records: Sequence[bytes], absent: Sequence[bool]
-    ) -> list[tuple[Connection, Command, bytes]] | None:
+    ) -> list[Post] | None:
         """What to post for one all-reduce; None where ggml has to do it."""
 
     def free(self) -> None:
-        """Have the servers leave each other."""
+        """Have the servers leave each other; there is nothing to post any more."""
 
 
 class _Known(NamedTuple):
@@ -99,7 +102,7 @@ class _Known(NamedTuple):
 
     raws: list[bytes]
     buffers: list[RemoteBuffer]
-    posts: list[tuple[Connection, Command, bytes]]
+    posts: list[Post]
 
     def holds(self, raws: list[bytes]) -> bool:
         """Whether the same may be posted again."""
@@ -112,9 +115,13 @@ class Communicator:
 
     def __init__(self, devices: Sequence[RemoteDevice], exchange: Exchange) -> None:
         self.size = len(devices)
+        self._devices = devices
         self._sessions = [device.session for device in devices]
         self._connections = list(dict.fromkeys(s.connection for s in self._sessions))
-        self._exchange = exchange
+        self._exchange: Exchange | None = exchange
+        """None: ggml sums."""
+        self._refusals = self._count_refusals()
+        """Of all members, when they found each other."""
         self._known: dict[tuple[int, ...], _Known] = {}
         self._rounds = 0
         """All-reduces since somebody last waited for one of the servers."""
@@ -129,6 +136,10 @@ class Communicator:
         if any(connection.refusal for connection in self._connections):
             # What is to be summed may never have been computed.
             return False
+        if self._refusals != self._count_refusals():
+            self._renew()
+        if self._exchange is None:
+            return False
         raws = [read(t, TENSOR_BYTES) if t else b"" for t in tensors]
         key = tuple(tensors)
         known = self._known.get(key)
@@ -139,11 +150,28 @@ class Communicator:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
             self._known[key] = known
-        with together:
-            for connection, command, body in known.posts:
-                connection.post(command, body)
+        post_together(known.posts)
         self._keep_busy()
         return True
+
+    def _count_refusals(self) -> int:
+        return sum(connection.refusals for connection in self._connections)
+
+    def _renew(self) -> None:
+        """A server that has not done a command has left the others for that."""
+        self.free()
+        if any(
+            device.session is not session
+            for device, session in zip(self._devices, self._sessions, strict=True)
+        ):
+            # What ggml has here lies on connections that were replaced.
+            return
+        try:
+            self._exchange = _exchange(self._devices)
+        except NoLink as reason:
+            _say_no_way(self._devices, reason)
+        # Those included that were on the way to each other.
+        self._refusals = self._count_refusals()
 
     def _keep_busy(self) -> None:
         """Let the servers begin with a step while the rest of it is queued here."""
@@ -171,13 +199,18 @@ class Communicator:
             for session, tensor in zip(self._sessions, tensors, strict=True)
         ]
         absent = [not t.flags & _COMPUTE for t in found]
+        assert self._exchange is not None
         posts = self._exchange.posts(records, absent) if counts != {0} else []
         if posts is None:
             return None
         return _Known(raws, [b for b in buffers if b is not None], posts)
 
     def free(self) -> None:
-        self._exchange.free()
+        """Have the servers leave each other; from then on ggml sums. Idempotent."""
+        exchange, self._exchange = self._exchange, None
+        self._known.clear()
+        if exchange is not None:
+            exchange.free()
 
     def failed(self, error: BaseException) -> None:
         """Something raised inside a call from C."""

@@ -73,7 +73,8 @@ class Connection:
         """Who counts on this connection; `remote` closes it after the last."""
         self._stream = stream
         stream.be_eager()
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        """Held for all that is queued, sent and received."""
         self._reason: LongwireError | None = None
         """Of a failure that is about to be latched."""
         self._cork = Cork()
@@ -106,7 +107,7 @@ class Connection:
             elif self._cork.put(command, size, pieces):
                 self._send()
         finally:
-            self._lock.release()
+            self.lock.release()
 
     def write_prepared(self, number: int, data: bytes) -> None:
         """Queue a prepared write; those in a row leave as one message.
@@ -119,7 +120,33 @@ class Connection:
             if self._cork.write(number, data):
                 self._send()
         finally:
-            self._lock.release()
+            self.lock.release()
+
+    def make_room(self, size: int) -> None:
+        """Send or receive what it takes for `has_room`, until another thread comes.
+
+        Raises:
+            LongwireError: the latched failure, or a new one.
+        """
+        self._claim(size)
+        try:
+            self._cork.fold()
+            if self._cork.size + size > CORK_LIMIT:
+                self._send()
+        finally:
+            self.lock.release()
+
+    def has_room(self, size: int) -> bool:
+        """Whether so much, headers included, can be queued with neither. Called with
+        the lock held.
+
+        Raises:
+            LongwireError: the latched failure.
+        """
+        self._raise_failure()
+        self._cork.fold()
+        limit = BEHIND_READ if self._reads else CORK_LIMIT
+        return self._cork.size + size <= limit
 
     def ask(self, command: Command, body: m.Bytes) -> bytes:
         """Send a command and wait for its answer, of the size its table gives.
@@ -183,7 +210,28 @@ class Connection:
             self._cork.put(read.command, len(body), (body,))
             self._reads.append(read)
         finally:
-            self._lock.release()
+            self.lock.release()
+
+    def begin(self, command: Command, body: m.Bytes, target: memoryview) -> None:
+        """Send a command whose answer goes to `target`, by `synchronize`.
+
+        For what is not answered before another server is at work, too: nobody can
+        wait for the answer while the command is still here.
+
+        Raises:
+            LongwireError: the latched failure, or a new one.
+        """
+        while True:
+            self.synchronize()
+            halves = self._cork.halves
+            flush_all(but=self)
+            with self.lock:
+                self._raise_failure()
+                if not self._reads and self._cork.halves == halves:
+                    self._cork.put(command, len(body), (body,))
+                    self._reads.append(Read(command, target))
+                    self._send()
+                    return
 
     def synchronize(self) -> None:
         """Send what a graph waits for, and receive all queued reads.
@@ -191,16 +239,22 @@ class Connection:
         Raises:
             LongwireError: the latched failure, or a new one.
         """
-        if self._reads:
-            flush_all(but=self)
-        with self._lock:
-            self._raise_failure()
-            if self._reads:
-                if self._cork.corked:
-                    self._send()
-                self._receive()
-            elif self._cork.holds_graph:
-                self._send()
+        while True:
+            halves, waits = self._cork.halves, bool(self._reads)
+            if waits:
+                flush_all(but=self)
+            with self.lock:
+                self._raise_failure()
+                if not self._reads:
+                    if self._cork.holds_graph:
+                        self._send()
+                    return
+                # Another thread's came in between: the other halves may be here.
+                if waits and self._cork.halves == halves:
+                    if self._cork.corked:
+                        self._send()
+                    self._receive()
+                    return
 
     def flush(self) -> None:
         """Send everything held back; answers stay owed.
@@ -208,7 +262,7 @@ class Connection:
         Raises:
             LongwireError: the latched failure, or a new one.
         """
-        with self._lock:
+        with self.lock:
             self._raise_failure()
             if self._cork.size:
                 self._cork.fold()
@@ -220,7 +274,7 @@ class Connection:
         Raises:
             LongwireError: the latched failure, or a new one.
         """
-        with self._lock:
+        with self.lock:
             self._raise_failure()
             if self._cork.size and not self._reads:
                 self._cork.fold()
@@ -232,12 +286,12 @@ class Connection:
             lost = ConnectionLost(str(self.endpoint), command, reason_of(error))
             lost.__cause__ = error
             error = lost
-        if not self._lock.acquire(blocking=False):
+        if not self.lock.acquire(blocking=False):
             # Whoever holds it may be sending to a peer that takes nothing in; what
             # that comes to is of no interest beside this.
             self._reason = self._reason or error
             self._stream.hang_up()
-            self._lock.acquire()
+            self.lock.acquire()
         try:
             if self.failure is None:
                 self.failure = self._reason or error
@@ -249,7 +303,7 @@ class Connection:
                 self._owed = 0
             return self.failure
         finally:
-            self._lock.release()
+            self.lock.release()
 
     def abandon(self) -> None:
         """Have calls that wait for the server fail; any thread may."""
@@ -273,9 +327,9 @@ class Connection:
         a server without keep-alives (llama.cpp's), one within `answer_s`.
         """
         round_trip_s = None
-        if self.failure is None and self._lock.acquire(blocking=False):
+        if self.failure is None and self.lock.acquire(blocking=False):
             # Not kept while asking: that waits for other connections' locks.
-            self._lock.release()
+            self.lock.release()
             started = time.perf_counter()
             try:
                 self.ask(*self._ping())
@@ -305,7 +359,7 @@ class Connection:
         Raises:
             LongwireError: the latched failure.
         """
-        with self._lock:
+        with self.lock:
             self._raise_failure()
             assert not self._reads and not self._cork.size
             self.failure = ConnectionLost(str(self.endpoint), "detach", "closed")
@@ -323,17 +377,22 @@ class Connection:
         be held back may find a server that takes nothing in before another one has
         its commands: those leave first.
         """
-        if size >= BULK or self._cork.size + size > CORK_LIMIT:
-            flush_all(but=self)
         while True:
-            self._lock.acquire()
+            halves = self._cork.halves
+            heavy = size >= BULK or self._cork.size + size > CORK_LIMIT
+            if heavy:
+                flush_all(but=self)
+            self.lock.acquire()
             if self.failure is not None:
-                self._lock.release()
+                self.lock.release()
                 self._raise_failure()
-            if not self._reads or self._cork.size + size <= BEHIND_READ:
+            if self._reads and self._cork.size + size > BEHIND_READ:
+                self.lock.release()
+                self.synchronize()
+            elif heavy and self._cork.halves != halves:
+                self.lock.release()
+            else:
                 return
-            self._lock.release()
-            self.synchronize()
 
     def _raise_failure(self) -> None:
         if self.failure is not None:

@@ -33,17 +33,21 @@ the two ends: a server that cannot deliver its answer takes no more in."""
 NUMBER_SIZE = U32.size
 """Of a prepared write's number, which travels beside its data."""
 
-_GRAPHS = frozenset(
+_HALVES = frozenset(
     {
-        Command.GRAPH_RECOMPUTE,
-        Command.GRAPH_COMPUTE,
-        Command.LX_GRAPH_PATCH,
         Command.COMM_ALLREDUCE,
         Command.LX_ALLREDUCE,
         Command.LX_SEND,
         Command.LX_RECEIVE,
     }
 )
+"""What a server does together with another one: it waits until that has its own."""
+
+_GRAPHS = _HALVES | {
+    Command.GRAPH_RECOMPUTE,
+    Command.GRAPH_COMPUTE,
+    Command.LX_GRAPH_PATCH,
+}
 """What a server computes on or another server waits for; nobody may be left waiting
 for it."""
 
@@ -51,7 +55,15 @@ for it."""
 class Cork:
     """Commands in order, as the bytes to send. Not locked."""
 
-    __slots__ = ("_data", "_numbers", "corked", "holds_graph", "last", "size")
+    __slots__ = (
+        "_data",
+        "_numbers",
+        "corked",
+        "halves",
+        "holds_graph",
+        "last",
+        "size",
+    )
 
     def __init__(self) -> None:
         self.corked = bytearray()
@@ -60,6 +72,8 @@ class Cork:
         """Bytes held back, but for the header of prepared writes still apart."""
         self.holds_graph = False
         """A server is to compute, and has not been told."""
+        self.halves = 0
+        """How many commands have been queued that servers do together."""
         self.last = Command.HELLO
         """The last command queued; names a failure to send."""
         self._numbers: list[int] = []
@@ -80,6 +94,7 @@ class Cork:
             self.corked += piece
         if command in _GRAPHS and pieces:
             self.holds_graph = True
+            self.halves += command in _HALVES
         self.size = len(self.corked)
         return self.size > CORK_LIMIT
 

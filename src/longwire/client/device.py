@@ -171,6 +171,15 @@ class RemoteDevice:
             raise unusable(self.connection, Command.ALLOC_BUFFER, reason)
         return RemoteBuffer(self, handle, true_size), true_size
 
+    def lacks(self, size: int) -> None:
+        """Let nothing be computed until somebody has heard that there is no room.
+
+        The connection is well, and others may have models on it.
+        """
+        reason = f"{self.name} has no room for {size} bytes"
+        refusal = RemoteFailure(str(self.endpoint), Command.ALLOC_BUFFER.name, reason)
+        self.connection.refusal = self.connection.refusal or refusal
+
     def supports_op(self, op: int) -> bool:
         """What the wire can carry, and the device can do.
 

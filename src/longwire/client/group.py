@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from longwire.client.connection import Connection
 from longwire.client.device import RemoteDevice
 from longwire.client.links import close_end, open_link, refusable
+from longwire.client.together import Post
 from longwire.errors import RemoteError
 from longwire.wire import messages as m
 from longwire.wire.collectives import LxAllreduce, LxCommInit, WireType
@@ -32,10 +33,12 @@ class Group:
 
     def posts(
         self, records: Sequence[bytes], absent: Sequence[bool]
-    ) -> list[tuple[Connection, Command, bytes]] | None:
-        """What to post for one all-reduce."""
+    ) -> list[Post] | None:
+        """What to post for one all-reduce; None once it is freed."""
+        if not self._members:
+            return None
         return [
-            (connection, Command.LX_ALLREDUCE, self._body(ranks, records, absent))
+            Post(connection, Command.LX_ALLREDUCE, self._body(ranks, records, absent))
             for connection, ranks in self._members.items()
         ]
 

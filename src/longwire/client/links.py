@@ -11,7 +11,7 @@ import contextlib
 import ipaddress
 import logging
 import threading
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -19,20 +19,17 @@ from longwire.client.connection import Connection
 from longwire.errors import LongwireError, RemoteError, RemoteFailure
 from longwire.wire import messages as m
 from longwire.wire.constants import Command
+from longwire.wire.dialects import MAX_CERTIFICATE, MAX_HOST
 from longwire.wire.links import LinkAccept, LinkConnect, Listening
 
 __all__ = ["Link", "NoLink", "close_end", "has_peer_port", "open_link"]
-__all__ += ["refusable", "route", "together"]
+__all__ += ["refusable", "route"]
 
 _PATIENCE_MS = 5_000
 """For the two to find each other. Between machines of one network that takes
 milliseconds; a firewall that drops packets costs this much, twice."""
 
 _log = logging.getLogger("longwire.client")
-
-together = threading.Lock()
-"""Held while commands are queued on several connections that wait for each other's:
-two threads that queued them crosswise would have the servers wait for ever."""
 
 
 class NoLink(LongwireError):
@@ -64,8 +61,9 @@ def open_link(first: Connection, second: Connection) -> Link:
     except NoLink:
         # Copies need not try again, nor say it a second time.
         refusals = first.refusals, second.refusals
-        ways = _routes.setdefault(first, WeakKeyDictionary())
-        ways.setdefault(second, _Route(None, refusals))
+        with _lock:
+            ways = _routes.setdefault(first, WeakKeyDictionary())
+            ways.setdefault(second, _Route(None, refusals))
         raise
 
 
@@ -94,38 +92,49 @@ def _open(first: Connection, second: Connection) -> Link:
 
 def _try(listener: Connection, connector: Connection) -> tuple[int, int]:
     """One way; returns the link's numbers at the listener and at the connector."""
+    host, certificate = listener.endpoint.host, listener.certificate or b""
+    if len(host.encode()) > MAX_HOST:
+        raise NoLink(f"the name of {listener.endpoint} is too long")
+    if len(certificate) > MAX_CERTIFICATE:
+        raise NoLink(f"the certificate of {listener.endpoint} is too large")
+    # What was queued before has its own time, and its own failures.
+    for connection in (listener, connector):
+        connection.ask(Command.LX_PING, b"")
     with refusable(listener):
         listening = Listening.decode(listener.ask(Command.LX_LISTEN, b""))
-    certificate = listener.certificate or b""
     accept = LinkAccept(listening.ticket, _PATIENCE_MS).encode()
     connect = LinkConnect(
-        listening.ticket,
-        _PATIENCE_MS,
-        listening.port,
-        listener.endpoint.host,
-        certificate,
+        listening.ticket, _PATIENCE_MS, listening.port, host, certificate
     ).encode()
     answers = [memoryview(bytearray(4)) for _ in range(2)]
-    listener.queue_read(Command.LX_ACCEPT, accept, answers[0])
-    connector.queue_read(Command.LX_CONNECT, connect, answers[1])
-    # Neither answers before the other is at work.
-    listener.flush()
-    connector.flush()
-    reasons: list[str] = []
-    for connection in (connector, listener):
-        try:
+    try:
+        # Neither answers before the other is at work.
+        listener.begin(Command.LX_ACCEPT, accept, answers[0])
+        connector.begin(Command.LX_CONNECT, connect, answers[1])
+        for connection in (connector, listener):
             with refusable(connection):
                 connection.synchronize()
-        except NoLink as error:
-            reasons.append(str(error))
+    except BaseException:
+        for connection, answer in zip((listener, connector), answers, strict=True):
+            _abandon(connection, answer)
+        raise
     numbers = [int(m.U32.unpack(answer)[0]) for answer in answers]
-    if reasons:
-        # Who has a link that the other has not is to forget it.
-        for connection, number in zip((listener, connector), numbers, strict=True):
-            if number:
-                close_end(connection, number)
-        raise NoLink(reasons[0])
     return numbers[0], numbers[1]
+
+
+def _abandon(connection: Connection, answer: memoryview) -> None:
+    """Have no end of a link left over, nor the answer that tells of it."""
+    if not connection.healthy:
+        return
+    with contextlib.suppress(NoLink, RemoteError), refusable(connection):
+        connection.synchronize()
+    (number,) = m.U32.unpack(answer)
+    # Who has a link that the other has not is to forget it.
+    if number:
+        close_end(connection, number)
+
+
+_End = tuple[Connection, int]
 
 
 class _Route(NamedTuple):
@@ -141,44 +150,62 @@ _routes: MutableMapping[Connection, MutableMapping[Connection, _Route]]
 _routes = WeakKeyDictionary()
 """For copies, from and to."""
 
-_making = threading.Lock()
-"""Held while a route is made: for some time-outs of `open_link` at most."""
+_making: set[tuple[Connection, Connection]] = set()
+"""From and to, of the routes that are being made."""
+
+_lock = threading.Lock()
+"""Held for both of these, and never while a server is asked for anything."""
 
 
 def route(source: Connection, target: Connection) -> Link | None:
     """The link by which copies go from one server to another, made at first use.
 
-    None where there can be none; the first time, a log line says why.
+    None where there can be none; the first time, a log line says why. None, too,
+    while another thread makes it.
 
     Raises:
         RemoteError: a connection failed.
     """
     refusals = source.refusals, target.refusals
-    with _making:
-        routes = _routes.setdefault(source, WeakKeyDictionary())
-        known = routes.get(target)
+    ends = source, target
+    with _lock:
+        known = _routes.get(source, {}).get(target)
         if known is not None and (known.link is None or known.refusals == refusals):
             return known.link
-        _forget(lambda *ends: ends == (source, target))
+        if ends in _making:
+            return None
+        _making.add(ends)
+        outdated = _take_outdated(*ends)
         back = _routes.get(target, {}).get(source)
+    try:
+        for connection, number in outdated:
+            close_end(connection, number)
         # What fails one way has tried the other as well.
         blocked = back is not None and back.link is None
         link = None if blocked else _open_route(source, target)
-        routes[target] = _Route(link, (source.refusals, target.refusals))
+        with _lock:
+            routes = _routes.setdefault(source, WeakKeyDictionary())
+            routes[target] = _Route(link, (source.refusals, target.refusals))
         return link
+    finally:
+        with _lock:
+            _making.remove(ends)
 
 
-def _forget(wanted: Callable[[Connection, Connection], bool]) -> None:
-    """Close the wanted routes, and those of servers that are gone."""
-    for source, routes in list(_routes.items()):
-        for target, known in list(routes.items()):
-            alive = source.healthy and target.healthy
-            if alive and not wanted(source, target):
+def _take_outdated(source: Connection, target: Connection) -> list[_End]:
+    """Forget the route from one to the other, and all those of servers that are gone.
+
+    Called with the lock held; the ends are for the caller to close.
+    """
+    ends: list[_End] = []
+    for a, routes in list(_routes.items()):
+        for b, known in list(routes.items()):
+            if a.healthy and b.healthy and (a, b) != (source, target):
                 continue
-            del routes[target]
+            del routes[b]
             if known.link is not None:
-                close_end(source, known.link.first)
-                close_end(target, known.link.second)
+                ends += [(a, known.link.first), (b, known.link.second)]
+    return ends
 
 
 def _open_route(source: Connection, target: Connection) -> Link | None:

@@ -10,19 +10,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from longwire.client.connection import Connection
 from longwire.client.device import RemoteDevice
-from longwire.client.links import NoLink, has_peer_port
-from longwire.errors import RemoteError, RemoteFailure
+from longwire.client.links import NoLink, has_peer_port, refusable
+from longwire.client.together import Post
+from longwire.errors import RemoteError
 from longwire.transport.endpoint import Endpoint
 from longwire.transport.stream import connect
 from longwire.wire import messages as m
-from longwire.wire.constants import Command
+from longwire.wire.constants import PEERS_ABOVE, Command
 
 __all__ = ["Pair", "open_pair"]
-
-_PORT_OFFSET = 1000
-"""From a server's port to the one that rank 0 listens on (`ggml-rpc.cpp`)."""
 
 _HOST_SIZE = 64
 """Of the field in COMM_INIT, its NUL included."""
@@ -39,12 +36,12 @@ class Pair:
 
     def posts(
         self, records: Sequence[bytes], absent: Sequence[bool]
-    ) -> list[tuple[Connection, Command, bytes]] | None:
+    ) -> list[Post] | None:
         """What to post for one all-reduce; None where ggml has to do it."""
-        if any(absent):
+        if any(absent) or not self._devices:
             return None
         return [
-            (
+            Post(
                 device.connection,
                 Command.COMM_ALLREDUCE,
                 m.CommAllreduce(device.index, record).encode(),
@@ -75,16 +72,26 @@ def open_pair(devices: Sequence[RemoteDevice]) -> Pair:
     _check(first, second)
     endpoint = first.endpoint
     host = endpoint.host.encode()
-    port = endpoint.port + _PORT_OFFSET
+    port = endpoint.port + PEERS_ABOVE
     answers = [memoryview(bytearray(1)) for _ in devices]
-    for rank, (device, answer) in enumerate(zip(devices, answers, strict=True)):
-        body = m.CommInit(device.index, rank, 2, port, host if rank else b"").encode()
-        device.connection.queue_read(Command.COMM_INIT, body, answer)
-    # Neither answers before the other is at work. Whoever holds the first's lock
-    # waits for the second.
-    second.connection.flush()
-    first.connection.flush()
-    _join(second)
+    bodies = [
+        m.CommInit(device.index, rank, 2, port, host if rank else b"").encode()
+        for rank, device in enumerate(devices)
+    ]
+    try:
+        # Neither answers before the other is at work.
+        for rank in (1, 0):
+            device = devices[rank]
+            device.connection.begin(Command.COMM_INIT, bodies[rank], answers[rank])
+        _join(second)
+    except BaseException:
+        # Whoever asks the other one next would have to wait for this.
+        _release(Endpoint(endpoint.host, port))
+        for device in (second, first):
+            if device.connection.healthy:
+                with contextlib.suppress(RemoteError):
+                    _join(device)
+        raise
     if not answers[1][0]:
         _release(Endpoint(endpoint.host, port))
     _join(first)
@@ -105,20 +112,14 @@ def _check(first: RemoteDevice, second: RemoteDevice) -> None:
         raise NoLink(f"{first.endpoint} has no peer port")
     if len(first.endpoint.host.encode()) >= _HOST_SIZE:
         raise NoLink(f"the name of {first.endpoint} is too long")
-    if first.endpoint.port + _PORT_OFFSET > 65535:
-        raise NoLink(f"{first.endpoint} has no port {_PORT_OFFSET} above its own")
+    if first.endpoint.port + PEERS_ABOVE > 65535:
+        raise NoLink(f"{first.endpoint} has no port {PEERS_ABOVE} above its own")
 
 
 def _join(device: RemoteDevice) -> None:
-    """Wait for the answer."""
-    connection = device.connection
-    try:
-        connection.synchronize()
-    except RemoteFailure as error:
-        # A refusal in LX; anything else is latched and goes on.
-        if connection.refusal is not error:
-            raise
-        connection.refusal = None
+    """Wait for the answer; a refusal is one, too."""
+    with contextlib.suppress(NoLink), refusable(device.connection):
+        device.connection.synchronize()
 
 
 def _release(endpoint: Endpoint) -> None:

@@ -6,6 +6,7 @@ a number; from then on only its data travels, many writes in one message.
 
 from __future__ import annotations
 
+import threading
 from typing import NamedTuple
 
 from longwire.client.connection import Connection
@@ -26,8 +27,7 @@ class _Known(NamedTuple):
 
 
 class PreparedWrites:
-    """Which writes the server knows by number. Not locked: ggml writes to one
-    tensor from one thread at a time."""
+    """Which writes the server knows by number. Safe to use from several threads."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -35,14 +35,16 @@ class PreparedWrites:
         """By the tensor's address."""
         self._seen: dict[int, tuple[bytes, int]] = {}
         self._next = 0
-        """Goes up until there are no more: a number that was just forgotten may be on
-        another thread's lips."""
         self._refusals = 0
+        self._lock = threading.RLock()
+        """Held until what was decided here is queued: a number may be given to
+        another tensor right after."""
 
     def forget(self) -> None:
         """Tensors may have gone, or the server has not done what it was told."""
-        self._known.clear()
-        self._seen.clear()
+        with self._lock:
+            self._known.clear()
+            self._seen.clear()
 
     def write(self, tensor: int, data: int, size: int) -> bool:
         """Send a whole tensor's data by number; False if it has none.
@@ -50,18 +52,19 @@ class PreparedWrites:
         Raises:
             LongwireError: the latched failure.
         """
-        if self._refusals != self._connection.refusals:
-            self._refusals = self._connection.refusals
-            self.forget()
-        known = self._known.get(tensor)
-        if (
-            known is None
-            or known.size != size
-            or known.raw != read(tensor, TENSOR_BYTES)
-        ):
-            return False
-        self._connection.write_prepared(known.number, read(data, size))
-        return True
+        with self._lock:
+            if self._refusals != self._connection.refusals:
+                self._refusals = self._connection.refusals
+                self.forget()
+            known = self._known.get(tensor)
+            if (
+                known is None
+                or known.size != size
+                or known.raw != read(tensor, TENSOR_BYTES)
+            ):
+                return False
+            self._connection.write_prepared(known.number, read(data, size))
+            return True
 
     def note(self, tensor: int, record: bytes, size: int) -> None:
         """A whole tensor's data was sent under its record.
@@ -71,16 +74,17 @@ class PreparedWrites:
         """
         if size > MAX_PREPARED_SIZE:
             return
-        sight = read(tensor, TENSOR_BYTES), size
-        if self._seen.get(tensor) != sight:
-            if len(self._seen) >= MAX_PREPARED:
-                self._seen.clear()
-            self._seen[tensor] = sight
-            return
-        if self._next == MAX_PREPARED:
-            self.forget()
-            self._next = 0
-        self._known[tensor] = _Known(*sight, self._next)
-        body = PrepareSet(self._next, record, 0, size).encode()
-        self._connection.post(Command.LX_PREPARE_SET, body)
-        self._next += 1
+        with self._lock:
+            sight = read(tensor, TENSOR_BYTES), size
+            if self._seen.get(tensor) != sight:
+                if len(self._seen) >= MAX_PREPARED:
+                    self._seen.clear()
+                self._seen[tensor] = sight
+                return
+            if self._next == MAX_PREPARED:
+                self.forget()
+                self._next = 0
+            self._known[tensor] = _Known(*sight, self._next)
+            body = PrepareSet(self._next, record, 0, size).encode()
+            self._connection.post(Command.LX_PREPARE_SET, body)
+            self._next += 1

@@ -25,6 +25,7 @@ from longwire.native.model import (
     NativeModel,
     Placement,
 )
+from longwire.native.plugin import DevicePlugin
 
 __all__ = ["DeviceReport", "Layout", "LoadedModel"]
 
@@ -106,6 +107,8 @@ class LoadedModel:
         self._size = sum(file.stat().st_size for file in files if file.is_file())
         self._model: NativeModel | None = None
         self._context: NativeContext | None = None
+        self._demanding: list[DevicePlugin] = []
+        """Where this model needs every buffer that is asked for."""
         try:
             with self.placement.watching():
                 self._load(layout)
@@ -128,6 +131,15 @@ class LoadedModel:
             self._context.close()
         if self._model is not None:
             self._model.close()
+        demanding, self._demanding = self._demanding, []
+        for plugin in demanding:
+            plugin.demanding -= 1
+
+    def _demand(self) -> None:
+        """Have every allocation succeed while there is this model."""
+        self._demanding = [device.plugin for device in self.remote_devices]
+        for plugin in self._demanding:
+            plugin.demanding += 1
 
     def check(self) -> None:
         """Raise what went wrong on any remote device."""
@@ -147,11 +159,9 @@ class LoadedModel:
 
     def _load(self, layout: Layout) -> None:
         chosen = self._choose(layout.devices)
-        tensors = layout.split_mode == "tensor"
-        if tensors:
+        if layout.split_mode == "tensor":
             self._check_split(layout, [name for name, _ in chosen])
-        for device in self.remote_devices:
-            device.plugin.must_allocate = tensors
+            self._demand()
         addresses = [address for _, address in chosen]
         started = time.perf_counter()
         upload = model_upload(self._native, layout.model, self._connections(addresses))
@@ -220,7 +230,8 @@ class LoadedModel:
         """llama.cpp is about to hand over the next weight; False stops it."""
         self._share = share
         self._tell(upload)
-        if not upload.failed and all(d.connection.healthy for d in self.remote_devices):
+        connections = [device.connection for device in self.remote_devices]
+        if not upload.failed and all(c.healthy and not c.refusal for c in connections):
             return True
         # llama.cpp frees the buffers next: nothing more need go there.
         upload.stop()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -36,6 +35,7 @@ _WIDE = 128
 """llama.cpp makes slices of up to this many columns where that idles no device."""
 
 _ATTENTION = re.compile(r"blk\.(\d+)\.attn_(?:q|k|v|qkv)\.weight")
+_LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,8 @@ class SplitModel:
 
     architecture: str
     layers: Mapping[Attention, int]
-    """How many layers there are of each kind; those without attention count not."""
+    """By kind how many layers there are, up to the last one of it; those without
+    attention are no kind, and recurrent ones are not counted."""
     unknown: str | None = None
     """A layer whose attention llama.cpp has no rule for."""
 
@@ -126,12 +127,15 @@ def split_model(heads: Sequence[GgufHead]) -> SplitModel:
             return found[layer] if layer < len(found) else 0
         return found if isinstance(found, int) else default
 
-    layers: Counter[Attention] = Counter()
+    layers: dict[Attention, int] = {}
     unknown = None
-    for layer in sorted({int(m[1]) for m in map(_ATTENTION.fullmatch, types) if m}):
+    attending = {int(m[1]) for m in map(_ATTENTION.fullmatch, types) if m}
+    known = sorted({int(m[1]) for m in map(_LAYER.match, types) if m})
+    plain = [n for n in known if f"blk.{n}.ssm_out.weight" not in types]
+    for place, layer in enumerate(plain, 1):
         count = per_layer("attention.head_count", layer, 0)
         kv_count = per_layer("attention.head_count_kv", layer, count)
-        if f"blk.{layer}.ssm_out.weight" in types or 0 in (count, kv_count):
+        if layer not in attending or 0 in (count, kv_count):
             continue
         output = types.get(f"blk.{layer}.attn_output.weight")
         if output is None:
@@ -145,7 +149,7 @@ def split_model(heads: Sequence[GgufHead]) -> SplitModel:
             value("attention.value_length", size),
             TYPES[output].block if output in TYPES else 1,
         )
-        layers[attention] += 1
+        layers[attention] = place
     return SplitModel(architecture, layers, unknown)
 
 
@@ -214,7 +218,9 @@ def _unfit(
     if devices > kv:
         what = "one KV head" if kv == 1 else f"{kv} KV heads"
         return f"it has {what} for {devices} devices"
-    # Cuts turn with the layers, to even out what rounding gives to whom.
+    # Cuts turn with the layers, to even out what rounding gives to whom: one further
+    # for each earlier layer of the same sort. With or without a window is a sort, which
+    # not every file tells, so all turns count that a layer of this kind may have.
     for rotation in range(min(devices, layers)):
         for device, heads in attention.slices(
             devices, shares or [0] * devices, rotation

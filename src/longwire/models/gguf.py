@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from longwire.errors import CallFailed, UsageError
 from longwire.native.engine import NativeEngine
-from longwire.native.gguf import HeadValue, head_values, tensor_places, tensor_types
+from longwire.native.gguf import HeadValue, file_head, tensor_places
 
 __all__ = ["GgufHead", "GgufTensor", "gguf_head", "gguf_tensors"]
 
@@ -43,7 +43,7 @@ def gguf_head(engine: NativeEngine, path: Path) -> GgufHead:
     Raises:
         UsageError: it cannot be read, or is no GGUF file.
     """
-    return GgufHead(_read(head_values, engine, path), _read(tensor_types, engine, path))
+    return GgufHead(*_read(file_head, engine, path))
 
 
 def gguf_tensors(engine: NativeEngine, path: Path) -> list[GgufTensor]:

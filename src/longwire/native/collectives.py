@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from longwire.native import abi
+from longwire.native.contract import HostDevice
 from longwire.native.guard import install, log_failure
 
 __all__ = ["Communicate", "HostCommunicator", "procedures"]
 
-D = TypeVar("D")
+D = TypeVar("D", bound=HostDevice)
 
 
 class HostCommunicator(Protocol):
@@ -32,8 +33,11 @@ class HostCommunicator(Protocol):
         A tensor may be 0.
         """
 
-    def free(self) -> None: ...
-    def failed(self, error: BaseException) -> None: ...
+    def free(self) -> None:
+        """Have the members leave each other; what is asked for later is not done."""
+
+    def failed(self, error: BaseException) -> None:
+        """One of the calls above raised; the caller of ggml is to hear of it."""
 
 
 Communicate = Callable[[Sequence["D | None"]], HostCommunicator | None]
@@ -49,8 +53,16 @@ def procedures(
     numbers = itertools.count(1)
 
     def comm_init(backends: int | None, n: int) -> int | None:
-        addresses = _pointers(backends, n)
-        made = communicate([devices.get(address) for address in addresses])
+        members = [devices.get(address) for address in _pointers(backends, n)]
+        try:
+            made = communicate(members)
+        except BaseException as error:
+            # Nothing of this is for the communicators there are to answer for.
+            log_failure(error)
+            for member in members:
+                if member is not None:
+                    member.failed(error)
+            return None
         if made is None:
             return None
         # A number for a pointer: nobody follows it.

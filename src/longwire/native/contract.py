@@ -60,6 +60,10 @@ class HostDevice(Protocol):
     def alloc_buffer(self, size: int) -> tuple[HostBuffer, int] | None:
         """A new buffer and its true size, or None when there is no memory."""
 
+    def lacks(self, size: int) -> None:
+        """ggml goes on as if there were a buffer of so many bytes, and is not to
+        compute with it."""
+
     def supports_op(self, op: int) -> bool: ...
     def set_tensor_async(
         self, tensor: int, data: int, offset: int, size: int

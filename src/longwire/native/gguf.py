@@ -16,7 +16,7 @@ from longwire.native.engine import NativeEngine, log_listeners
 from longwire.native.library import Library, Signature
 from longwire.native.memory import array_at
 
-__all__ = ["HeadValue", "head_values", "tensor_places", "tensor_types"]
+__all__ = ["HeadValue", "file_head", "tensor_places"]
 
 HeadValue = int | float | bool | str | list[int]
 """A value of a GGUF file's head; of its arrays, those of integers."""
@@ -77,21 +77,12 @@ def tensor_places(engine: NativeEngine, path: Path) -> list[tuple[str, int, int]
         ]
 
 
-def tensor_types(engine: NativeEngine, path: Path) -> dict[str, int]:
-    """The ggml type of each tensor by its name.
+def file_head(
+    engine: NativeEngine, path: Path
+) -> tuple[dict[str, HeadValue], dict[str, int]]:
+    """The file's values by key, and the ggml type of each tensor by its name.
 
-    Raises:
-        CallFailed: ggml does not take it for a GGUF file; with what it said.
-    """
-    with _opened(engine, path) as (library, context):
-        return {
-            _name(library, context, i): library.gguf_get_tensor_type(context, i)
-            for i in range(library.gguf_get_n_tensors(context))
-        }
-
-
-def head_values(engine: NativeEngine, path: Path) -> dict[str, HeadValue]:
-    """The file's values by key: numbers, texts, and arrays of integers.
+    Values are numbers, texts, and arrays of integers; others are left out.
 
     Raises:
         CallFailed: ggml does not take it for a GGUF file; with what it said.
@@ -103,7 +94,11 @@ def head_values(engine: NativeEngine, path: Path) -> dict[str, HeadValue]:
             if value is not None:
                 key = library.gguf_get_key(context, i).decode("utf-8", "replace")
                 values[key] = value
-    return values
+        types = {
+            _name(library, context, i): int(library.gguf_get_tensor_type(context, i))
+            for i in range(library.gguf_get_n_tensors(context))
+        }
+    return values, types
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from longwire.native.abi import P, S, Status
+from longwire.native.memory import NOWHERE
 
 __all__ = [
     "callback",
@@ -29,7 +30,7 @@ _FAILURE: dict[Any, Any] = {None: None, C.c_bool: False, P: None, S: 0}
 """What C gets from a slot that failed, by result type; a status is FAILED."""
 
 _HARMLESS: dict[str, Any] = {
-    "get_base": 1 << 60,
+    "get_base": NOWHERE,
     "get_alignment": 128,
     "get_max_size": (1 << 64) - 1,
 }

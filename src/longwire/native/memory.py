@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["address_of", "array_at", "copy", "fill", "read", "read_i32"]
+__all__ = ["NOWHERE", "address_of", "array_at", "copy", "fill", "read", "read_i32"]
 __all__ += ["use_huge_pages", "view"]
+
+NOWHERE = 1 << 60
+"""Aligned, and no address that anything has."""
 
 read = C.string_at
 """`read(address, size)`: a copy of `size` bytes."""

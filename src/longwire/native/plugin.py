@@ -17,7 +17,6 @@ import ctypes as C
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from longwire.errors import CallFailed
 from longwire.native import abi
 from longwire.native.absent import Absent
 from longwire.native.collectives import Communicate, procedures
@@ -84,9 +83,9 @@ class DevicePlugin:
         self.device = device
         self.buffers: dict[int, HostBuffer] = {}
         """By address of the `ggml_backend_buffer`."""
-        self.must_allocate = False
-        """Have an allocation that fails be a failure of the device: where devices
-        share tensors, ggml ends the process for want of a buffer."""
+        self.demanding = 0
+        """Models that share tensors between devices: there ggml ends the process for
+        want of a buffer, so that while there are any, each allocation succeeds."""
         self._library = registry.engine.library
         self._name = C.create_string_buffer(device.name.encode())
         self._description = C.create_string_buffer(device.description.encode())
@@ -172,14 +171,13 @@ class DevicePlugin:
         name = C.addressof(self._name)
 
         def allocated(size: int) -> tuple[HostBuffer, int] | None:
-            if not self.must_allocate:
+            if not self.demanding:
                 return device.alloc_buffer(size)
             try:
                 found = device.alloc_buffer(size)
                 if found is not None:
                     return found
-                reason = f"{device.name} has no room for {size} bytes"
-                raise CallFailed("alloc_buffer", reason)
+                device.lacks(size)
             except BaseException as error:
                 device.failed(error)
             return Absent(), size

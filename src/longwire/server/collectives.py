@@ -83,7 +83,7 @@ def _comm_init(s: SessionState, body: memoryview, length: int) -> Pieces:
     if known is not None and known.alive:
         return [m.U8.pack(1)]
     if known is not None:
-        known.close()
+        known.close("another one takes its place")
         del s.pairs[request.device]
     try:
         s.pairs[request.device] = _pair(s, request)
@@ -99,6 +99,9 @@ def _pair(s: SessionState, request: m.CommInit) -> Pair:
     if doors is None:
         raise ConnectionError("this server makes no links")
     if request.rank == 0:
+        if s.tokens or s.links.secured:
+            # Its first bytes are zeros: whoever sends those would have the place.
+            raise ConnectionError("a server with a token or TLS takes no bare stream")
         if request.port != s.links.peer_port:
             own = s.links.peer_port or "none"
             reason = f"peers shall come to port {request.port}, its own is {own}"
@@ -128,7 +131,7 @@ def _comm_free(s: SessionState, body: memoryview, length: int) -> Pieces:
     s.device(index, "COMM_FREE")
     pair = s.pairs.pop(index, None)
     if pair is not None:
-        pair.close()
+        pair.close("the communicator was freed")
     return None
 
 

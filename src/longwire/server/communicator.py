@@ -13,7 +13,7 @@ from longwire.errors import BadRequest, RemoteFailure
 from longwire.native.compute import ComputeDevice
 from longwire.server.exchange import Flow, exchange
 from longwire.server.links import Link
-from longwire.server.members import Members, count_of
+from longwire.server.members import Members, Staging, count_of
 from longwire.server.reduce import ROUND, Reducer
 from longwire.server.rounding import Rounding, rounding
 from longwire.server.swift import Room, Swift
@@ -53,6 +53,7 @@ class Communicator:
         self._swift: dict[bytes, Swift] = {}
         """Those of them that can be done in the short way."""
         self._room = Room(request.own, self.links)
+        self._staging = [Staging() for _ in devices]
         for link in self.links:
             link.owner = request.comm
 
@@ -74,6 +75,10 @@ class Communicator:
         swift = self._swift.get(key)
         if swift is not None and self._do_swiftly(swift):
             return
+        for link in self.links:
+            if link.failure is not None:
+                # Of an earlier command, which closed all links of the session.
+                raise RemoteFailure(link.peer, _NAME, link.failure)
         members = self._known.get(key)
         if members is None:
             members = self._remember(key, body)
@@ -85,7 +90,7 @@ class Communicator:
                 n = min(ROUND, count - at)
                 numbers = members.gather(at, n)
                 self._reducer.reduce(numbers, narrow)
-                members.spread(numbers, at, n)
+                members.spread(numbers, at)
 
     def _narrowing(self, count: int) -> Rounding | None:
         return self._rounding if 4 * count >= self._least else None
@@ -120,6 +125,9 @@ class Communicator:
         if len(request.tensors) != len(self._devices):
             reason = f"{len(request.tensors)} tensors for {len(self._devices)} devices"
             raise BadRequest(_NAME, reason)
+        # All once before any is looked up: a check may move memory.
+        for record in request.tensors:
+            self._tensors.check(record, _NAME)
         tensors = [self._tensors.check(record, _NAME) for record in request.tensors]
         for tensor, device in zip(tensors, self._devices, strict=True):
             if tensor.buffer.device is not device:
@@ -130,7 +138,7 @@ class Communicator:
         if request.absent >> len(tensors):
             reason = f"absent {request.absent:#x} of {len(tensors)} devices"
             raise BadRequest(_NAME, reason)
-        return Members(tensors, counts.pop(), request.absent)
+        return Members(tensors, counts.pop(), self._staging, request.absent)
 
     def _swap(self, flows: Sequence[Flow], step: Callable[[], None] | None) -> None:
         try:

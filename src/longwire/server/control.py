@@ -171,7 +171,10 @@ class Control:
         left_ms = int(patience_s * 1000) + self._patience_ms
         while not self.forsaken and not poll.poll(min(left_ms, _LOOK_MS)):
             left_ms -= _LOOK_MS
-            self.forsaken = left_ms <= 0 or abandoned()
+            if abandoned():
+                self.forsaken = True
+                raise ConnectionError("the client left, nobody waits for it")
+            self.forsaken = left_ms <= 0
         if self.forsaken:
             raise ConnectionError("the supervisor does not answer")
         message, fds = self._receive()

@@ -15,10 +15,15 @@ from dataclasses import dataclass
 from longwire.server.access import AllowList
 from longwire.transport.endpoint import Endpoint
 
-__all__ = ["Call", "Dialer"]
+__all__ = ["NO_ANSWER", "Call", "Dialer"]
+
+NO_ANSWER = "no answer in time"
 
 _THREADS = 8
-"""Connect at the same time; others wait for their turn, as long as they like to."""
+"""Connect at the same time; others wait for their turn."""
+
+_MOST = 256
+"""Calls at a time. Those that nobody waits for any more may still be in line."""
 
 _AGAIN_S = 0.05
 """Pause before the next try of who calls again and again: what C++ servers do."""
@@ -43,10 +48,17 @@ class Call:
     """Connected, once it is."""
     reason: str = ""
     """Why not, if it is not."""
+    cancelled: bool = False
+    """Nobody waits for it any more; set by another thread than reads it."""
 
     @property
     def where(self) -> str:
         return str(Endpoint(self.host, self.port))
+
+    def check(self) -> None:
+        """Raises: TimeoutError: there is no use in going on."""
+        if self.cancelled or time.monotonic() >= self.deadline:
+            raise TimeoutError(errno.ETIMEDOUT, NO_ANSWER)
 
 
 class Dialer:
@@ -66,6 +78,11 @@ class Dialer:
     def dial(self, call: Call) -> None:
         """Have a call made; it comes back through `done`."""
         self._open += 1
+        if self._open > _MOST:
+            call.reason = "too many calls are under way"
+            self._done.put(call)
+            self._wake()
+            return
         if len(self._threads) < min(self._open, _THREADS):
             thread = threading.Thread(target=self._run, name="dialer", daemon=True)
             self._threads.append(thread)
@@ -107,35 +124,45 @@ class Dialer:
             try:
                 return self._try(call)
             except ConnectionRefusedError:
-                if not call.again or time.monotonic() + _AGAIN_S > call.deadline:
+                if call.cancelled or not call.again:
+                    raise
+                if time.monotonic() + _AGAIN_S > call.deadline:
                     raise
             if self._stopping.wait(_AGAIN_S):
                 raise ConnectionAbortedError(errno.ECONNABORTED, "the server stops")
 
     def _try(self, call: Call) -> socket.socket:
         """Connect to the first address of the host that takes it."""
+        call.check()
         failure: OSError = PermissionError(errno.EACCES, "it is not in --allow")
         found = socket.getaddrinfo(call.host, call.port, type=socket.SOCK_STREAM)
         for family, kind, protocol, _, address in found:
             if not self._allow.admits(str(address[0])):
                 continue
-            sock = socket.socket(family, kind, protocol)
+            call.check()
+            try:
+                # A family that this system does not have fails here already.
+                sock = socket.socket(family, kind, protocol)
+            except OSError as error:
+                failure = error
+                continue
             try:
                 sock.setblocking(False)
                 self._check(sock.connect_ex(address))
-                self._wait_for(sock, call.deadline)
+                self._wait_for(sock, call)
                 return sock
             except OSError as error:
                 sock.close()
                 failure = error
         raise failure
 
-    def _wait_for(self, sock: socket.socket, deadline: float) -> None:
+    def _wait_for(self, sock: socket.socket, call: Call) -> None:
         poll = select.poll()
         poll.register(sock, select.POLLOUT)
         while not poll.poll(_LOOK_S * 1000):
-            if self._stopping.is_set() or time.monotonic() > deadline:
-                raise TimeoutError(errno.ETIMEDOUT, "no answer in time")
+            if self._stopping.is_set():
+                raise ConnectionAbortedError(errno.ECONNABORTED, "the server stops")
+            call.check()
         self._check(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 
     @staticmethod

@@ -21,6 +21,7 @@ from longwire.transport.tls import explain
 from longwire.wire.dialects import TICKET_SIZE
 from longwire.wire.links import (
     MAX_PATIENCE_MS,
+    MAX_TICKETS,
     TICKET_ID_SIZE,
     LinkAccept,
     LinkConnect,
@@ -32,8 +33,6 @@ __all__ = ["MAX_LINKS", "Doors", "LinkTable"]
 
 MAX_LINKS = 64
 """Of one session; each may hold some megabytes of the kernel's."""
-
-_MAX_TICKETS = 64
 
 _SECRET_SIZE = TICKET_SIZE - TICKET_ID_SIZE
 
@@ -78,6 +77,7 @@ class LinkTable:
         there."""
         self.doors = doors
         self.peer_port = peer_port
+        self.secured = tls is not None
         self._tls = tls
         self._tickets: dict[bytes, Ticket] = {}
         """By id; oldest first."""
@@ -107,7 +107,7 @@ class LinkTable:
         except OSError as error:
             raise RemoteFailure("this server", name, str(error)) from error
         ticket = Ticket(ticket_id, secrets.token_bytes(_SECRET_SIZE))
-        if len(self._tickets) >= _MAX_TICKETS:
+        if len(self._tickets) >= MAX_TICKETS:
             # The supervisor counts those that live: this one does no more.
             self._tickets.pop(next(iter(self._tickets)))
         self._tickets[ticket_id] = ticket

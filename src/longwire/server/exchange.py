@@ -8,7 +8,6 @@ with a short time of looking again and again, since a sleeper wakes up late.
 from __future__ import annotations
 
 import select
-import ssl
 import time
 from collections.abc import Callable, Sequence
 
@@ -22,7 +21,8 @@ SILENCE_S = 10.0
 """A peer that is waited for and gives no sign of life for so long is gone."""
 
 LONGEST_S = 1800.0
-"""Two that wait for each other give signs of life, and wait in vain."""
+"""Two that wait for each other give signs of life, and wait in vain: a peer from whom
+not a byte comes for so long, and to whom none goes, is of no use."""
 
 SPIN_S = 500e-6
 """A wake-up costs 20 to 70 us, and a core that slept is slow at first; ranks that
@@ -60,15 +60,35 @@ class Flow:
         """Changes with all that shows that the peer is alive."""
         return self.unsent, self.awaited
 
-    def send(self, pieces: list[memoryview]) -> None:
-        """Have these bytes leave; all from before have."""
+    def send(self, pieces: list[memoryview], more: int = 0) -> None:
+        """Have these bytes leave, and `more` that `refill` brings; all from before
+        have."""
         self._pieces = pieces
-        self.unsent = sum(map(len, pieces))
+        self.unsent = sum(map(len, pieces)) + more
 
-    def receive(self, target: memoryview) -> None:
-        """Have the next bytes go there; `target` is filled when `awaited` is 0."""
+    def receive(self, target: memoryview, more: int = 0) -> None:
+        """Have the next bytes go there, and then `more` to where `empty` says; all is
+        here when `awaited` is 0."""
         self._target = target
-        self.awaited = len(target)
+        self.awaited = len(target) + more
+
+    @property
+    def dry(self) -> bool:
+        """Whether it has to be refilled before it can send on."""
+        return not self._pieces
+
+    @property
+    def full(self) -> bool:
+        """Whether it has to be emptied before it can receive on."""
+        return not len(self._target)
+
+    def refill(self, piece: memoryview) -> None:
+        """Send this on."""
+        self._pieces = [piece]
+
+    def empty(self, target: memoryview) -> None:
+        """Receive on to there."""
+        self._target = target
 
     def push(self) -> bool:
         """Send what can leave now; whether anything did.
@@ -121,7 +141,8 @@ def exchange(
 ) -> None:
     """Have all leave and come that the flows were told of.
 
-    `step` is called whenever something has moved. `abandoned` ends the wait.
+    `step` is called whenever something has moved: no flow may be left dry or full.
+    `abandoned` ends the wait.
 
     Raises:
         RemoteFailure: a peer is gone or silent; its flow is closed.
@@ -143,16 +164,18 @@ def exchange(
             step()
         if not left:
             return
+        now = time.perf_counter()
+        if wait is None:
+            wait = _Wait(flows, command, abandoned, now)
+        elif now >= wait.look_at:
+            # Also where something moves all the time: a byte, or a sign of life.
+            wait.look(now)
         if moved:
             spin_until = 0.0
-            continue
-        now = time.perf_counter()
-        if not spin_until:
+        elif not spin_until:
             spin_until = now + SPIN_S
         elif now >= spin_until:
-            if wait is None:
-                wait = _Wait(flows, command, abandoned)
-            wait.once()
+            wait.sleep()
         else:
             yield_core()
 
@@ -161,22 +184,23 @@ class _Wait:
     """The slow part of an exchange: sleeps, and judges who has been silent."""
 
     def __init__(
-        self, flows: Sequence[Flow], command: str, abandoned: Callable[[], bool]
+        self,
+        flows: Sequence[Flow],
+        command: str,
+        abandoned: Callable[[], bool],
+        now: float,
     ) -> None:
         self._flows = flows
         self._command = command
         self._abandoned = abandoned
-        self._begun = time.monotonic()
-        self._look_at = self._begun + _LOOK_S
-        self._seen = [flow.progress for flow in flows]
-        self._heard = [self._begun for _ in flows]
+        self.look_at = now + _LOOK_S
+        self._signs = [(flow.progress, now) for flow in flows]
+        """When each was seen to be alive first as it is now."""
+        self._bytes = [(_left(flow), now) for flow in flows]
+        """And to have so much left to do."""
 
-    def once(self) -> None:
-        """Sleep until something can move, or it is time to look around.
-
-        Raises:
-            RemoteFailure: there is nothing to wait for any more.
-        """
+    def sleep(self) -> None:
+        """Wait until something can move, or it is time to look around."""
         poll = select.poll()
         for flow in self._flows:
             events = select.POLLIN if flow.listens else 0
@@ -186,40 +210,42 @@ class _Wait:
             if flow.listens and flow.duplex.holds:
                 return
         poll.poll(_LOOK_S * 1000)
-        now = time.monotonic()
-        looks = now >= self._look_at
-        if looks:
-            self._look_at = now + _LOOK_S
-        for i, flow in enumerate(self._flows):
-            if (progress := flow.progress) != self._seen[i]:
-                self._seen[i], self._heard[i] = progress, now
-            if looks and (flow.unsent or flow.awaited):
-                self._judge(flow, now - self._heard[i], now - self._begun)
 
-    def _judge(self, flow: Flow, silent_s: float, waited_s: float) -> None:
+    def look(self, now: float) -> None:
+        """Judge all that something is still awaited of.
+
+        Raises:
+            RemoteFailure: there is nothing to wait for any more.
+        """
+        self.look_at = now + _LOOK_S
+        for i, flow in enumerate(self._flows):
+            if flow.progress != self._signs[i][0]:
+                self._signs[i] = flow.progress, now
+            if _left(flow) != self._bytes[i][0]:
+                self._bytes[i] = _left(flow), now
+            if flow.unsent or flow.awaited:
+                self._judge(flow, now - self._signs[i][1], now - self._bytes[i][1])
+
+    def _judge(self, flow: Flow, silent_s: float, idle_s: float) -> None:
         if self._abandoned():
             raise _broken(flow, self._command, "the client left, nobody waits for it")
         if silent_s >= flow.patience_s:
             words = f"no sign of life for {flow.patience_s:g} s"
             raise _broken(flow, self._command, words)
-        if waited_s >= LONGEST_S:
+        if idle_s >= LONGEST_S:
             words = f"nothing came in {LONGEST_S:g} s but signs of life"
             raise _broken(flow, self._command, words)
 
 
+def _left(flow: Flow) -> tuple[int, int]:
+    return flow.unsent, flow.awaited
+
+
 def broken(flow: Flow, command: str, error: EOFError | OSError) -> RemoteFailure:
     """Close a flow whose connection broke; returns what to raise."""
-    return _broken(flow, command, _words(error))
+    return _broken(flow, command, explain(error))
 
 
 def _broken(flow: Flow, command: str, words: str) -> RemoteFailure:
     flow.close(words)
     return RemoteFailure(flow.peer, command, words)
-
-
-def _words(error: EOFError | OSError) -> str:
-    if isinstance(error, ssl.SSLError):
-        return explain(error)
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error)

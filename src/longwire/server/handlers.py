@@ -113,9 +113,7 @@ def _set_tensor(s: SessionState, body: memoryview, length: int) -> Pieces:
     for at in range(0, size, len(chunk) or 1):
         part = chunk[: min(len(chunk), size - at)]
         s.stream.take_into(part)
-        tensor.buffer.device.set_tensor(
-            tensor.native, address_of(part), request.offset + at, len(part)
-        )
+        tensor.store(part, request.offset + at)
     if kept:
         keep(s, chunk)
     return None
@@ -136,18 +134,7 @@ def _get_tensor(s: SessionState, body: memoryview, length: int) -> Pieces:
     tensor = s.tensors.check_range(
         request.tensor, request.offset, request.size, "GET_TENSOR"
     )
-    return [_read(tensor, request.offset, request.size)]
-
-
-def _read(tensor: CheckedTensor, offset: int, size: int) -> memoryview:
-    """The bytes of a checked range: in place, or copied from the device."""
-    data = tensor.bytes(offset, size)
-    if data is None:
-        data = memoryview(bytearray(size))
-        if size:
-            device = tensor.buffer.device
-            device.get_tensor(tensor.native, address_of(data), offset, size)
-    return data
+    return [tensor.read(request.offset, request.size)]
 
 
 def _lx_top(s: SessionState, body: memoryview, length: int) -> Pieces:
@@ -158,7 +145,7 @@ def _lx_top(s: SessionState, body: memoryview, length: int) -> Pieces:
     tensor = s.tensors.check_range(record, offset, size, "LX_TOP")
     if tensor.tensor.type != F32_TYPE or offset % 4 or size % 4 or not size:
         raise BadRequest("LX_TOP", "no whole f32 numbers")
-    values = np.frombuffer(_read(tensor, offset, size), "<f4")
+    values = np.frombuffer(tensor.read(offset, size), "<f4")
     return [largest(values, k).tobytes()]
 
 
@@ -225,7 +212,6 @@ def _set_tensor_2d(s: SessionState, body: memoryview, length: int) -> Pieces:
             name, f"{request.n_copies} rows of {request.size} in {size} bytes"
         )
     tensor = _checked_rows(s, request, name)
-    device = tensor.buffer.device
     row = memoryview(bytearray(request.size))
     for i in range(request.n_copies):
         offset = request.offset + i * request.stride
@@ -234,7 +220,7 @@ def _set_tensor_2d(s: SessionState, body: memoryview, length: int) -> Pieces:
             s.stream.take_into(target)
         else:
             s.stream.take_into(row)
-            device.set_tensor(tensor.native, address_of(row), offset, request.size)
+            tensor.store(row, offset)
     return None
 
 
@@ -254,9 +240,7 @@ def _get_tensor_2d(s: SessionState, body: memoryview, length: int) -> Pieces:
         if source is not None:
             part[:] = source
         else:
-            tensor.buffer.device.get_tensor(
-                tensor.native, address_of(part), offset, size
-            )
+            tensor.fetch(part, offset)
     return [out]
 
 

@@ -53,12 +53,12 @@ class Link(Flow):
     def progress(self) -> object:
         return self.unsent, self.awaited, self._signs
 
-    def send(self, pieces: list[memoryview]) -> None:
-        """Have one frame leave that consists of these pieces."""
-        header = FRAME_HEADER.pack(sum(map(len, pieces)))
+    def send(self, pieces: list[memoryview], more: int = 0) -> None:
+        """Have one frame leave that consists of these pieces, and `more`."""
+        header = FRAME_HEADER.pack(sum(map(len, pieces)) + more)
         self._turn.acquire()
         owed, self._owed = self._owed, b""
-        super().send([memoryview(owed + header), *pieces])
+        super().send([memoryview(owed + header), *pieces], more)
 
     @property
     def idle(self) -> bool:
@@ -76,7 +76,12 @@ class Link(Flow):
         if self._owed:
             # A sign of life has begun since.
             frame, self._owed = [memoryview(self._owed), *frame], b""
-        sent = self.duplex.send_some(frame)
+        try:
+            sent = self.duplex.send_some(frame)
+        except OSError:
+            # Nothing is `unsent`: whoever closes the link takes its turn anew.
+            self._turn.release()
+            raise
         if sent == size and len(frame) == _PLAIN:
             self._turn.release()
             return
@@ -91,12 +96,14 @@ class Link(Flow):
         self._start, self._end = 0, len(data)
         self.receive(target)
 
-    def receive(self, target: memoryview) -> None:
-        """Have the next frame go there; it must be as large as `target`."""
+    def receive(self, target: memoryview, more: int = 0) -> None:
+        """Have the next frame go there; it must be as large as `target`, and `more`:
+        then that holds what is read ahead."""
+        assert not more or len(target) >= _BUFFER
         self._target = target
-        self._size = len(target)
+        self._size = len(target) + more
         # The header counts as well, or an empty frame would not be awaited.
-        self.awaited = len(target) + FRAME_HEADER.size
+        self.awaited = self._size + FRAME_HEADER.size
         self._headed = False
 
     def push(self) -> bool:
@@ -155,11 +162,12 @@ class Link(Flow):
         if not self._turn.acquire(blocking=False):
             return
         try:
-            if self.failure is None and not self._owed:
-                sign = memoryview(SIGN_OF_LIFE)
-                sent = self.duplex.send_some([sign])
-                # One that cannot leave is no use; the rest of one is.
-                self._owed = SIGN_OF_LIFE[sent:] if sent else b""
+            if self.failure is None:
+                data = self._owed or SIGN_OF_LIFE
+                sent = self.duplex.send_some([memoryview(data)])
+                # One that cannot leave is no use, unless it has begun to.
+                begun = sent > 0 or self._owed or self.duplex.begins_at_once
+                self._owed = data[sent:] if begun else b""
         except OSError:
             # Who uses the link will find out.
             pass

@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from longwire.errors import BadRequest
-from longwire.native.memory import address_of
 from longwire.server.tensors import CheckedTensor
 from longwire.wire.types import F32_TYPE
 
-__all__ = ["Members", "count_of", "raw"]
+__all__ = ["Members", "Staging", "count_of", "raw"]
 
 Floats = npt.NDArray[Any]
 
@@ -45,13 +44,32 @@ def count_of(tensor: CheckedTensor, command: str) -> int:
     return count
 
 
+class Staging:
+    """Memory that one device's numbers pass through, if the host cannot reach them.
+    Not locked; grows to what was needed once."""
+
+    def __init__(self) -> None:
+        self._room = np.empty(0, np.float32)
+
+    def place(self, n: int) -> Floats:
+        """Room for `n` numbers: the same with each call."""
+        if len(self._room) < n:
+            self._room = np.empty(n, np.float32)
+        return self._room[:n]
+
+
 class Members:
     """One tensor for each local device, all of `count` numbers."""
 
     def __init__(
-        self, tensors: Sequence[CheckedTensor], count: int, absent: int = 0
+        self,
+        tensors: Sequence[CheckedTensor],
+        count: int,
+        staging: Sequence[Staging],
+        absent: int = 0,
     ) -> None:
-        """Bit i of `absent`: tensor i counts as zeros."""
+        """`staging` is one for each tensor, and all sums of a communicator may share
+        it. Bit i of `absent`: tensor i counts as zeros."""
         self.count = count
         self._tensors = tensors
         self._present = [not absent >> i & 1 for i in range(len(tensors))]
@@ -59,7 +77,7 @@ class Members:
         self._arrays = [
             None if data is None else np.frombuffer(data, np.float32) for data in found
         ]
-        self._staged: list[Floats | None] = [None] * len(tensors)
+        self._staging = staging
 
     @property
     def alone(self) -> Floats | None:
@@ -85,32 +103,24 @@ class Members:
             out[:] = 0
         return out
 
-    def spread(self, out: Floats, at: int, n: int) -> None:
+    def spread(self, out: Floats, at: int) -> None:
         """Give all tensors the result, which stands where `gather` put its own."""
         for i, (tensor, array) in enumerate(
             zip(self._tensors, self._arrays, strict=True)
         ):
             if array is None:
-                data = raw(out)
-                device = tensor.buffer.device
-                device.set_tensor(tensor.native, address_of(data), 4 * at, 4 * n)
+                tensor.store(raw(out), 4 * at)
             elif i:
-                array[at : at + n] = out
+                array[at : at + len(out)] = out
 
     def _place(self, i: int, at: int, n: int) -> Floats:
         array = self._arrays[i]
         if array is not None:
             return array if n == self.count else array[at : at + n]
-        staged = self._staged[i]
-        if staged is None or len(staged) < n:
-            staged = self._staged[i] = np.empty(n, np.float32)
-        return staged[:n]
+        return self._staging[i].place(n)
 
     def _load(self, i: int, at: int, n: int) -> Floats:
         place = self._place(i, at, n)
         if self._arrays[i] is None:
-            tensor = self._tensors[i]
-            data = raw(place)
-            device = tensor.buffer.device
-            device.get_tensor(tensor.native, address_of(data), 4 * at, 4 * n)
+            self._tensors[i].fetch(raw(place), 4 * at)
         return place

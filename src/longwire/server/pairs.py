@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from longwire.errors import RemoteFailure
 from longwire.server.exchange import Flow, exchange
-from longwire.server.members import Members, count_of, raw
+from longwire.server.members import Members, Staging, count_of, raw
 from longwire.server.rounding import BF16
 from longwire.server.tensors import CheckedTensor
 from longwire.transport.duplex import Duplex
@@ -46,15 +46,16 @@ class Pair:
         self._bf16 = BF16()
         self._wide = np.empty(_BLOCK, np.float32)
         self._room = np.empty(0, np.uint8)
+        self._staging = Staging()
 
     @property
     def alive(self) -> bool:
         """Whether the peer still is there."""
         return self._flow.failure is None and not self._flow.duplex.ended()
 
-    def close(self) -> None:
+    def close(self, reason: str) -> None:
         """Leave the peer; idempotent."""
-        self._flow.close("the communicator was freed")
+        self._flow.close(reason)
 
     def allreduce(self, tensor: CheckedTensor) -> None:
         """Add the peer's tensor to ours, in place.
@@ -68,14 +69,14 @@ class Pair:
             raise RemoteFailure(self._flow.peer, _NAME, self._flow.failure)
         if not count:
             return
-        members = Members([tensor], count)
+        members = Members([tensor], count, [self._staging])
         numbers = members.gather(0, count)
         with np.errstate(all="ignore"):
             if count >= _NARROW:
                 self._add_narrow(numbers)
             else:
                 self._add(numbers)
-        members.spread(numbers, 0, count)
+        members.spread(numbers, 0)
 
     def _add(self, numbers: npt.NDArray[Any]) -> None:
         theirs = self._memory(4 * len(numbers)).view(np.float32)

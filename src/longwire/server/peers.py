@@ -17,18 +17,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from longwire.server.access import AllowList
-from longwire.server.dialer import Call, Dialer
+from longwire.server.dialer import NO_ANSWER, Call, Dialer
 from longwire.server.metrics import Metrics
 from longwire.server.pool import Session
 from longwire.transport.endpoint import Endpoint
-from longwire.wire.links import MAX_PATIENCE_MS, TICKET_ID_SIZE
+from longwire.wire.links import MAX_PATIENCE_MS, MAX_TICKETS, TICKET_ID_SIZE
 
 __all__ = ["Peers", "listen_for_peers"]
 
 _log = logging.getLogger("longwire.serve")
-
-_TICKETS = 64
-"""Of one session at a time."""
 
 _TICKET_S = MAX_PATIENCE_MS / 1000
 """From its making until somebody comes with it."""
@@ -37,7 +34,8 @@ _SHOW_S = 5.0
 """For a new stream to show what it is for."""
 
 _STREAMS = 64
-"""New ones, and such as nobody has asked for yet; the oldest goes."""
+"""New ones, and such as nobody has asked for yet; the oldest goes, of those without a
+ticket first."""
 
 _UNASKED_S = 10.0
 """How long a rank 1 of protocol 8 that comes first waits for its rank 0."""
@@ -69,7 +67,7 @@ def listen_for_peers(host: str, port: int, spare: bool = False) -> socket.socket
 
 @dataclass(eq=False, slots=True)
 class _Stream:
-    """A connection to the peer port that no session has yet."""
+    """A connection to the peer port, and what is known of it."""
 
     socket: socket.socket
     peer: str
@@ -112,6 +110,7 @@ class Peers:
         self._pairs: dict[Session, float] = {}
         """Sessions that wait for a rank 1, until when; in order."""
         self._calls: dict[Call, Session] = {}
+        """What sessions wait for. One that took too long may still be under way."""
         self._dialer = Dialer(allow, wake)
         self._resume_at: float | None = None
         if listener is not None:
@@ -121,11 +120,17 @@ class Peers:
         return sock in self._streams or (sock is self._listener and sock is not None)
 
     @property
+    def streams(self) -> list[_Stream]:
+        """Those that no session has yet."""
+        return list(self._streams.values())
+
+    @property
     def deadline(self) -> float | None:
         """When somebody's time is up."""
         due = [stream.deadline for stream in self._streams.values()]
         due += [ticket.deadline for ticket in self._tickets.values()]
         due += self._pairs.values()
+        due += [call.deadline for call in self._calls]
         if self._resume_at is not None:
             due.append(self._resume_at)
         return min(due, default=None)
@@ -142,7 +147,7 @@ class Peers:
         now = time.monotonic()
         for call in self._dialer.done():
             self._deliver(call)
-        for stream in list(self._streams.values()):
+        for stream in self.streams:
             if stream.deadline <= now:
                 words = "was not asked for" if stream.shown else "showed no ticket"
                 self._refuse(stream, words)
@@ -155,6 +160,11 @@ class Peers:
             if deadline <= now:
                 del self._pairs[session]
                 session.answer(refusal="no rank 1 came in time")
+        for call, session in list(self._calls.items()):
+            # It may wait for a name, or for its turn, which ends with no deadline.
+            if call.deadline <= now:
+                self._cancel(call)
+                session.answer(refusal=NO_ANSWER)
         if self._resume_at is not None and self._resume_at <= now:
             self._resume_at = None
             if self._listener is not None:
@@ -163,10 +173,11 @@ class Peers:
     # What sessions ask.
 
     def ask(self, session: Session, event: str, facts: dict[str, Any]) -> bool:
-        """Take a session's question; False if it is none of these.
+        """Take a session's question; False if it is none of these. A session waits
+        for the answer before it asks again.
 
         Raises:
-            KeyError, TypeError, ValueError: it makes no sense.
+            ArithmeticError, KeyError, TypeError, ValueError: it makes no sense.
         """
         if event == "listen":
             self._give_ticket(session)
@@ -186,7 +197,7 @@ class Peers:
         """Its client has left, or it is gone."""
         self._pairs.pop(session, None)
         for call in [c for c, s in self._calls.items() if s is session]:
-            del self._calls[call]
+            self._cancel(call)
         for key in [k for k, t in self._tickets.items() if t.session is session]:
             del self._tickets[key]
 
@@ -197,7 +208,7 @@ class Peers:
                 self._selector.unregister(self._listener)
             self._listener.close()
             self._listener = None
-        for stream in list(self._streams.values()):
+        for stream in self.streams:
             self._take(stream).close()
         self._dialer.close()
 
@@ -205,8 +216,8 @@ class Peers:
         own = sum(1 for t in self._tickets.values() if t.session is session)
         if self._listener is None:
             session.answer(refusal="this server has no peer port")
-        elif own >= _TICKETS:
-            session.answer(refusal=f"it has {_TICKETS} tickets already")
+        elif own >= MAX_TICKETS:
+            session.answer(refusal=f"it has {MAX_TICKETS} tickets already")
         else:
             ticket_id = secrets.token_bytes(TICKET_ID_SIZE)
             deadline = time.monotonic() + _TICKET_S
@@ -234,8 +245,14 @@ class Peers:
         if not host or not 0 < port < 1 << 16:
             session.answer(refusal="it is no address")
             return
+        if session in self._calls.values():
+            raise ValueError("it waits for another call")
         self._calls[call] = session
         self._dialer.dial(call)
+
+    def _cancel(self, call: Call) -> None:
+        del self._calls[call]
+        call.cancelled = True
 
     def _deliver(self, call: Call) -> None:
         session = self._calls.pop(call, None)
@@ -267,13 +284,17 @@ class Peers:
             self._count_refused(stream, "is not in --allow")
             return
         if len(self._streams) >= _STREAMS:
-            oldest = next(iter(self._streams.values()))
+            oldest = self._oldest()
             self._refuse(oldest, "was one of too many")
         # Readable when enough is here to look at, or the end.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, TICKET_ID_SIZE)
         sock.setblocking(False)
         self._streams[sock] = stream
         self._selector.register(sock, selectors.EVENT_READ)
+
+    def _oldest(self) -> _Stream:
+        strangers = [s for s in self.streams if s.shown not in self._tickets]
+        return (strangers or self.streams)[0]
 
     def _look(self, stream: _Stream) -> None:
         try:

@@ -101,7 +101,7 @@ class Session:
         """The reports that have come; None when its end is closed.
 
         Raises:
-            ValueError: that is no report.
+            RecursionError, ValueError: that is no report.
         """
         try:
             received = self.control.recv(_REPORT_LIMIT)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from longwire.errors import BadFrame, BadRequest
-from longwire.native.memory import address_of
 from longwire.server.tensors import CheckedTensor, TensorChecker
 from longwire.wire.prepared import PrepareSet, SetPrepared
 
@@ -70,10 +69,7 @@ class PreparedWrites:
                 target[:] = data[begin:end]
             elif end > begin:
                 # A copy: the device may want an address that stays.
-                part = memoryview(bytearray(data[begin:end]))
-                tensor.buffer.device.set_tensor(
-                    tensor.native, address_of(part), offset, len(part)
-                )
+                tensor.store(memoryview(bytearray(data[begin:end])), offset)
 
     def _plan(self, request: SetPrepared) -> _Plan:
         numbers = request.each()

@@ -53,6 +53,16 @@ __all__ = ["main", "serve_client"]
 
 _log = logging.getLogger("longwire.session")
 
+_FREEING = frozenset(
+    (
+        Command.FREE_BUFFER,
+        Command.LX_UNLINK,
+        Command.LX_COMM_FREE,
+        Command.COMM_FREE,
+    )
+)
+"""Done even after a command that was not: a client frees no more than once."""
+
 
 def serve_client(state: SessionState) -> str:
     """Answer one client until it leaves or breaks a rule; returns the reason."""
@@ -89,7 +99,7 @@ def serve_client(state: SessionState) -> str:
                 keeper.settle()
             flag, refusal = 0, None
             try:
-                if state.latched is not None and number != Command.FREE_BUFFER:
+                if state.latched is not None and number not in _FREEING:
                     # Raised over and over: each time would add to the traceback.
                     raise state.latched.with_traceback(None)
                 answer = HANDLERS[number](state, body, length)
@@ -150,9 +160,9 @@ def _refused(state: SessionState, shape: Shape, error: LongwireError) -> Pieces:
     if shape.answer is None:
         if state.latched is None:
             _log.warning("refused: %s", error)
-        # What follows is not done either, and peers would wait for it.
-        state.links.fail(f"an earlier command failed: {error}")
-        state.latched = error
+            # What follows is not done either, and peers would wait for it.
+            state.break_links(f"an earlier command failed: {error}")
+            state.latched = error
         return None
     state.latched = None
     return [error_answer(error).encode()]

@@ -162,6 +162,12 @@ class SessionState:
         for communicator in self.communicators.values():
             communicator.forget()
 
+    def break_links(self, reason: str) -> None:
+        """Have all peers know at once that nothing more comes from here."""
+        self.links.fail(reason)
+        for pair in self.pairs.values():
+            pair.close(reason)
+
     def finish(self) -> None:
         """Have all stored that is to be; nothing may be received any more."""
         if self.keeper is not None:
@@ -173,7 +179,7 @@ class SessionState:
         self.finish()
         self.links.close()
         for pair in self.pairs.values():
-            pair.close()
+            pair.close("the session ended")
         self.tensors.forget()
         self.buffers.close_all()
         self.store.close()

@@ -31,6 +31,7 @@ from longwire.server.metrics import Metrics
 from longwire.server.notify import notify
 from longwire.server.peers import Peers, listen_for_peers
 from longwire.server.pool import Pool, Session, exit_text
+from longwire.wire.constants import PEERS_ABOVE
 
 __all__ = ["Supervisor"]
 
@@ -46,8 +47,15 @@ _CROWD_S = 5.0
 """How long more spares than usual stay: visits come in rushes, and each new process
 costs a third of a second."""
 
-_PEERS_ABOVE = 1000
-"""Over the port for clients, as C++ clients expect it of any server."""
+_NONSENSE = (
+    ArithmeticError,
+    AttributeError,
+    KeyError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What reading a report can raise: JSON has infinite numbers, and may be deep."""
 
 _RETRY_S = 1.0
 """Pause after the system refused a process or a descriptor."""
@@ -86,7 +94,7 @@ class Supervisor:
         allow = allow or AllowList()
         self._alarm = Alarm()
         spare = peer_port is None and port == 0
-        at = self.address[1] + _PEERS_ABOVE if peer_port is None else peer_port
+        at = self.address[1] + PEERS_ABOVE if peer_port is None else peer_port
         self._peers = Peers(
             listen_for_peers(host, at, spare) if at else None,
             allow,
@@ -348,7 +356,7 @@ class Supervisor:
                 return
             for report in reports:
                 self._report(session, report)
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except _NONSENSE:
             # Whatever overwrote its memory, nothing it says can be relied on.
             _log.error("%s reports nonsense, killed", session, extra=session.fields)
             session.process.kill()

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from longwire.errors import BadRequest
 from longwire.native.compute import NativeBuffer, tensor_record
+from longwire.native.memory import address_of
 from longwire.server.buffers import BufferTable, SessionBuffer
 from longwire.server.rewrites import Rewrites
 from longwire.server.verify.rules import RULES
@@ -48,6 +49,28 @@ class CheckedTensor:
             return None
         begin = self.start + offset
         return memory[begin : begin + size]
+
+    def read(self, offset: int, size: int) -> memoryview:
+        """The bytes of a checked range: in place, or copied from the device."""
+        data = self.bytes(offset, size)
+        if data is None:
+            data = memoryview(bytearray(size))
+            self.fetch(data, offset)
+        return data
+
+    def fetch(self, data: memoryview, offset: int) -> None:
+        """Copy a checked range from the device to memory of ours."""
+        if len(data):
+            self.buffer.device.get_tensor(
+                self.native, address_of(data), offset, len(data)
+            )
+
+    def store(self, data: memoryview, offset: int) -> None:
+        """Copy memory of ours to a checked range on the device."""
+        if len(data):
+            self.buffer.device.set_tensor(
+                self.native, address_of(data), offset, len(data)
+            )
 
     @property
     def native(self) -> npt.NDArray[Any]:

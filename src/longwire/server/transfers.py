@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from longwire.native.memory import address_of
 from longwire.server.exchange import exchange
 from longwire.server.links import Link
 from longwire.server.state import Handler, Pieces, SessionState
@@ -13,7 +12,10 @@ from longwire.wire import messages as m
 from longwire.wire.constants import Command
 from longwire.wire.links import LinkAccept, LinkConnect, LinkPart
 
-__all__ = ["LINK_HANDLERS"]
+__all__ = ["CHUNK", "LINK_HANDLERS", "receive_part", "send_part"]
+
+CHUNK = 4 << 20
+"""What the host cannot reach passes through so much memory, which no quota counts."""
 
 
 def _listen(s: SessionState, body: memoryview, length: int) -> Pieces:
@@ -37,30 +39,79 @@ def _unlink(s: SessionState, body: memoryview, length: int) -> Pieces:
 def _send(s: SessionState, body: memoryview, length: int) -> Pieces:
     name = "LX_SEND"
     link, tensor, part = _named(s, body, name)
-    data = tensor.bytes(part.offset, part.size)
-    if data is None:
-        data = memoryview(bytearray(part.size))
-        if part.size:
-            tensor.buffer.device.get_tensor(
-                tensor.native, address_of(data), part.offset, part.size
-            )
-    link.send([data])
-    exchange([link], name, s.links.abandoned)
+    send_part(link, tensor, part.offset, part.size, s.links.abandoned)
     return None
 
 
 def _receive(s: SessionState, body: memoryview, length: int) -> Pieces:
     name = "LX_RECEIVE"
     link, tensor, part = _named(s, body, name)
-    target = tensor.bytes(part.offset, part.size)
-    data = memoryview(bytearray(part.size)) if target is None else target
-    link.receive(data)
-    exchange([link], name, s.links.abandoned)
-    if target is None and part.size:
-        tensor.buffer.device.set_tensor(
-            tensor.native, address_of(data), part.offset, part.size
-        )
+    receive_part(link, tensor, part.offset, part.size, s.links.abandoned)
     return None
+
+
+def send_part(
+    link: Link,
+    tensor: CheckedTensor,
+    offset: int,
+    size: int,
+    abandoned: Callable[[], bool],
+) -> None:
+    """Send a checked range as one frame.
+
+    Raises:
+        RemoteFailure: the peer is gone or silent.
+    """
+    data = tensor.bytes(offset, size)
+    step = None
+    if data is None:
+        room, at = memoryview(bytearray(min(size, CHUNK))), 0
+
+        def fetched() -> memoryview:
+            nonlocal at
+            part = room[: size - at]
+            tensor.fetch(part, offset + at)
+            at += len(part)
+            return part
+
+        def refill() -> None:
+            if link.dry and at < size:
+                link.refill(fetched())
+
+        data, step = fetched(), refill
+    link.send([data], size - len(data))
+    exchange([link], "LX_SEND", abandoned, step)
+
+
+def receive_part(
+    link: Link,
+    tensor: CheckedTensor,
+    offset: int,
+    size: int,
+    abandoned: Callable[[], bool],
+) -> None:
+    """Receive one frame into a checked range.
+
+    Raises:
+        RemoteFailure: the peer is gone or silent, or sends another size.
+    """
+    target = tensor.bytes(offset, size)
+    step = None
+    if target is None:
+        target, at = memoryview(bytearray(min(size, CHUNK))), 0
+        part = target
+
+        def empty() -> None:
+            nonlocal at, part
+            if link.full and at < size:
+                tensor.store(part, offset + at)
+                at += len(part)
+                part = target[: size - at]
+                link.empty(part)
+
+        step = empty
+    link.receive(target, size - len(target))
+    exchange([link], "LX_RECEIVE", abandoned, step)
 
 
 def _named(

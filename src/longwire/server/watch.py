@@ -195,12 +195,15 @@ class Watch:
         )
 
     def _keep_alive(self) -> None:
-        """Tell a client that waits for the same command as at the last look."""
+        """Tell peers, and a client that waits for the same command as at the last
+        look."""
         state = self._state
+        # Also while nothing is asked of this session: a peer may have been told of its
+        # part of a copy, or a sum, before this one was of its own.
+        state.links.offer()
         commands, before = state.served.commands, self._commands
         self._commands = commands
         if commands == before and state.command >= 0 and state.dialect.lx:
-            state.links.offer()
             # A stream that broke is the business of who serves it.
             with contextlib.suppress(OSError):
                 state.stream.offer(ANSWER_HEADER.pack(KEEP_ALIVE))

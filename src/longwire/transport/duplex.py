@@ -13,15 +13,15 @@ import ssl
 import threading
 from collections.abc import Sequence
 
-__all__ = ["Duplex", "TlsDuplex", "yield_core"]
+__all__ = ["MAX_CALL", "MAX_PIECES", "Duplex", "TlsDuplex", "yield_core"]
 
 _RECORD = 16 * 1024
 """What TLS sends as one record."""
 
-_MAX_CALL = 1 << 30
+MAX_CALL = 1 << 30
 """macOS refuses to send or receive 2 GiB and more in one call."""
 
-_MAX_PIECES = 512
+MAX_PIECES = 512
 """Linux refuses a `sendmsg` of more than 1024 pieces."""
 
 
@@ -31,6 +31,9 @@ yield_core = getattr(os, "sched_yield", lambda: None)
 
 class Duplex:
     """One connected socket. Two threads may use it, one of them for `send_some`."""
+
+    begins_at_once = False
+    """Bytes that `send_some` was given have to leave, even those it said 0 of."""
 
     def __init__(self, sock: socket.socket) -> None:
         """Take a connected socket over."""
@@ -49,15 +52,16 @@ class Duplex:
     def send_some(self, pieces: Sequence[memoryview]) -> int:
         """Send the first bytes of all pieces; returns how many, 0 for none now.
 
-        After a 0 the next call has to begin with the same bytes.
+        After a 0 the next call has to begin with the same bytes, if one
+        `begins_at_once`.
 
         Raises:
             OSError: the connection broke.
         """
-        if len(pieces) == 1 and len(pieces[0]) > _MAX_CALL:
-            pieces = [pieces[0][:_MAX_CALL]]
+        if len(pieces) == 1 and len(pieces[0]) > MAX_CALL:
+            pieces = [pieces[0][:MAX_CALL]]
         try:
-            return self._sock.sendmsg(pieces[:_MAX_PIECES])
+            return self._sock.sendmsg(pieces[:MAX_PIECES])
         except BlockingIOError:
             return 0
 
@@ -69,7 +73,7 @@ class Duplex:
             OSError: the connection broke.
         """
         try:
-            received = self._sock.recv_into(target[:_MAX_CALL])
+            received = self._sock.recv_into(target[:MAX_CALL])
         except BlockingIOError:
             return 0
         if received == 0:
@@ -94,6 +98,10 @@ class Duplex:
 
 class TlsDuplex(Duplex):
     """The same over TLS, after its handshake."""
+
+    # OpenSSL keeps the record that it could not send, and sends it with the next call
+    # as if those were its bytes.
+    begins_at_once = True
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
         super().__init__(sock)
@@ -121,7 +129,7 @@ class TlsDuplex(Duplex):
     def receive_some(self, target: memoryview) -> int:
         with self._turn:
             try:
-                received = self._tls.recv_into(target[:_MAX_CALL])
+                received = self._tls.recv_into(target[:MAX_CALL])
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return 0
         if received == 0:

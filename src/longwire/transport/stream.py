@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from longwire.transport.duplex import yield_core
+from longwire.transport.duplex import MAX_CALL, MAX_PIECES, yield_core
 from longwire.transport.endpoint import Endpoint
 
 __all__ = ["Stream", "connect", "tune"]
@@ -23,12 +23,6 @@ _BUFFER = 256 * 1024
 
 _SMALL = 4096
 """Receiving this little in place would cost a call for each; copying is cheaper."""
-
-_MAX_PIECES = 512
-"""Linux refuses a `sendmsg` of more than 1024 pieces."""
-
-_MAX_CALL = 1 << 30
-"""macOS refuses to send or receive 2 GiB and more in one call."""
 
 _EAGER_S = 500e-6
 """Longest busy wait. A sleeping thread is woken 20 to 70 us late, each time."""
@@ -95,7 +89,10 @@ class Stream:
 
     def be_eager(self) -> None:
         """Wait busily from now on for what is likely to come within half a
-        millisecond, since what was waited for last did."""
+        millisecond, since what was waited for last did; not where the system cannot
+        be asked what has come, as Windows cannot."""
+        if not hasattr(select, "poll"):
+            return
         self._arrivals = select.poll()
         self._arrivals.register(self._sock, select.POLLIN)
 
@@ -116,7 +113,7 @@ class Stream:
         # One turn for all: nothing that is offered may come in between.
         with self._turn:
             while pending:
-                sent = self._write_some(_capped(pending[:_MAX_PIECES]))
+                sent = self._write_some(_capped(pending[:MAX_PIECES]))
                 while pending and sent >= len(pending[0]):
                     sent -= len(pending.pop(0))
                 if sent:
@@ -184,7 +181,7 @@ class Stream:
         target[:at] = self._view[self._start : self._start + at]
         self._start += at
         while at < len(target):
-            at += self._receive(target[at : at + _MAX_CALL])
+            at += self._receive(target[at : at + MAX_CALL])
 
     def take_ahead(self, head: memoryview, target: memoryview) -> int:
         """Receive `head` whole, and of what follows as much as is there already,
@@ -199,7 +196,7 @@ class Stream:
             return 0
         at = 0
         while at < len(head):
-            at += self._receive(head[at:], target)
+            at += self._receive(head[at:], target[:MAX_CALL])
         self.taken += at
         return at - len(head)
 
@@ -339,7 +336,7 @@ class Stream:
 def _capped(pieces: list[memoryview]) -> list[memoryview]:
     total = 0
     for i, piece in enumerate(pieces):
-        if total + len(piece) > _MAX_CALL:
-            return [*pieces[:i], piece[: _MAX_CALL - total]]
+        if total + len(piece) > MAX_CALL:
+            return [*pieces[:i], piece[: MAX_CALL - total]]
         total += len(piece)
     return pieces

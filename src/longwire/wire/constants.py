@@ -19,6 +19,7 @@ __all__ = [
     "MAX_GRAPH_TENSORS",
     "NO_LIMIT",
     "OP_COUNT",
+    "PEERS_ABOVE",
     "POINTER_OPS",
     "U32_MAX",
     "U64_MAX",
@@ -26,6 +27,10 @@ __all__ = [
 
 DEFAULT_PORT = 50052
 """The C++ server's default (`tools/rpc/rpc-server.cpp`)."""
+
+PEERS_ABOVE = 1000
+"""From a server's port to the one for other servers, as C++ clients expect it of any
+server (`ggml-rpc.cpp`)."""
 
 CAPS_SIZE = 24
 """Transport capabilities in HELLO; all zero means plain TCP."""

@@ -22,6 +22,7 @@ __all__ = [
     "FRAME_HEADER",
     "LINK_PROOF_SIZE",
     "MAX_PATIENCE_MS",
+    "MAX_TICKETS",
     "SIGN_OF_LIFE",
     "TICKET_ID_SIZE",
     "LinkAccept",
@@ -45,6 +46,9 @@ LINK_PROOF_SIZE = 32
 
 MAX_PATIENCE_MS = 60_000
 """As long as a ticket lives."""
+
+MAX_TICKETS = 64
+"""Of one session at a time."""
 
 _LISTENING = struct.Struct(f"<H{TICKET_SIZE}s")
 _CONNECT = struct.Struct(f"<{TICKET_SIZE}sIHHH")

@@ -11,7 +11,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from longwire.errors import BadFrame, LimitExceeded
-from longwire.wire.dialects import MAX_PREPARED, MAX_PREPARED_SIZE
+from longwire.wire.dialects import (
+    MAX_PREPARED,
+    MAX_PREPARED_DATA,
+    MAX_PREPARED_SIZE,
+)
 from longwire.wire.messages import U32, Bytes
 from longwire.wire.tensors import TENSOR_SIZE
 
@@ -59,11 +63,17 @@ class SetPrepared(NamedTuple):
 
     @classmethod
     def decode(cls, body: memoryview) -> SetPrepared:
-        """Raises: BadFrame: not even the numbers it says."""
+        """Raises: BadFrame, LimitExceeded: not the numbers it says, or too many or
+        too much."""
+        name = "LX_SET_PREPARED"
         (count,) = U32.unpack_from(body)
+        if count > MAX_PREPARED:
+            raise LimitExceeded(name, "count", count, MAX_PREPARED)
         start = U32.size + U32.size * count
         if len(body) < start:
-            raise BadFrame("LX_SET_PREPARED", len(body), f"at least {start}")
+            raise BadFrame(name, len(body), f"at least {start}")
+        if len(body) - start > MAX_PREPARED_DATA:
+            raise LimitExceeded(name, "data", len(body) - start, MAX_PREPARED_DATA)
         return cls(bytes(body[U32.size : start]), body[start:])
 
     def each(self) -> Sequence[int]:
