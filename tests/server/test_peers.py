@@ -203,10 +203,10 @@ class TestForgotten:
         with socket.create_server(("127.0.0.1", 0)) as there:
             port = there.getsockname()[1]
             rig.ask("dial", host="127.0.0.1", port=port, patience_s=5, again=False)
+            stream, _ = there.accept()
             rig.peers.forget(cast(Session, rig.session))
             rig.until(rig.woken.is_set)
             rig.peers.tend()
-            stream, _ = there.accept()
             with stream:
                 assert stream.recv(1) == b""
         assert not rig.session.streams

@@ -123,7 +123,7 @@ class Connection:
             self.lock.release()
 
     def make_room(self, size: int) -> None:
-        """Send or receive what it takes for `has_room`, until another thread comes.
+        """Send or receive what it takes for `has_room`; another thread may be quicker.
 
         Raises:
             LongwireError: the latched failure, or a new one.
@@ -137,16 +137,21 @@ class Connection:
             self.lock.release()
 
     def has_room(self, size: int) -> bool:
-        """Whether so much, headers included, can be queued with neither. Called with
-        the lock held.
+        """Whether so much, headers included, can be `put`. Called with the lock held.
 
         Raises:
             LongwireError: the latched failure.
         """
-        self._raise_failure()
+        if self.failure is not None:
+            self._raise_failure()
         self._cork.fold()
         limit = BEHIND_READ if self._reads else CORK_LIMIT
         return self._cork.size + size <= limit
+
+    def put(self, command: Command, body: m.Bytes) -> None:
+        """Queue a command that `has_room`, and nothing else. Called with the lock
+        held."""
+        self._cork.put(command, len(body), (body,))
 
     def ask(self, command: Command, body: m.Bytes) -> bytes:
         """Send a command and wait for its answer, of the size its table gives.

@@ -8,7 +8,6 @@ somebody waits for a server is the connections' (`client/connection.py`).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -33,17 +32,20 @@ def post_together(posts: Sequence[Post]) -> None:
     Raises:
         LongwireError: the latched failure of a connection.
     """
-    sizes: Counter[Connection] = Counter()
+    sizes: dict[Connection, int] = {}
     for connection, _, body in posts:
-        sizes[connection] += REQUEST_HEADER.size + len(body)
+        size = REQUEST_HEADER.size + len(body)
+        sizes[connection] = sizes.get(connection, 0) + size
     connections = list(sizes)
     while connections:
         _acquire(connections)
         try:
-            if all(c.has_room(size) for c, size in sizes.items()):
-                # Where there is room nothing is sent or waited for.
+            for connection, size in sizes.items():
+                if not connection.has_room(size):
+                    break
+            else:
                 for connection, command, body in posts:
-                    connection.post(command, body)
+                    connection.put(command, body)
                 return
         finally:
             for connection in connections:
