@@ -22,7 +22,7 @@ from longwire.wire import messages as m
 from longwire.wire.collectives import LxAllreduce, LxCommInit
 from longwire.wire.constants import U64_MAX, Command
 from longwire.wire.dialects import V8
-from support.client import RawClient
+from support.client import Buffer, RawClient
 from support.keys import Keys
 from support.links import Rank, join, link, sum_of
 from support.tensors import tensor
@@ -484,7 +484,7 @@ class Placed:
     def __init__(self, numbers: Floats) -> None:
         self.numbers = numbers
         self.nbytes = numbers.nbytes
-        self.tensor = tensor(1, 1, 0, (len(numbers),))
+        self.tensor = tensor(1, Buffer(1, 0, 0), 0, (len(numbers),))
         self.buffer = self
         self.device: object = None
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from longwire.errors import BadRequest, RemoteFailure
 from longwire.native.compute import ComputeDevice
 from longwire.server.exchange import Flow, exchange
@@ -84,13 +82,11 @@ class Communicator:
             members = self._remember(key, body)
         count = members.count
         narrow = self._narrowing(count)
-        # That a sum is infinite is for the model to know.
-        with np.errstate(all="ignore"):
-            for at in range(0, count, ROUND):
-                n = min(ROUND, count - at)
-                numbers = members.gather(at, n)
-                self._reducer.reduce(numbers, narrow)
-                members.spread(numbers, at)
+        for at in range(0, count, ROUND):
+            n = min(ROUND, count - at)
+            numbers = members.gather(at, n)
+            self._reducer.reduce(numbers, narrow)
+            members.spread(numbers, at)
 
     def _narrowing(self, count: int) -> Rounding | None:
         return self._rounding if 4 * count >= self._least else None

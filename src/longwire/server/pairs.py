@@ -71,11 +71,10 @@ class Pair:
             return
         members = Members([tensor], count, [self._staging])
         numbers = members.gather(0, count)
-        with np.errstate(all="ignore"):
-            if count >= _NARROW:
-                self._add_narrow(numbers)
-            else:
-                self._add(numbers)
+        if count >= _NARROW:
+            self._add_narrow(numbers)
+        else:
+            self._add(numbers)
         members.spread(numbers, 0)
 
     def _add(self, numbers: npt.NDArray[Any]) -> None:

@@ -172,7 +172,8 @@ def main() -> int:
     """Entry point: `python -m longwire.server.session CONTROL_FD CONFIG`."""
     control = Control(int(sys.argv[1]))
     config = SessionConfig.decode(sys.argv[2])
-    # That a sum is infinite is for the model to know.
+    # That a sum is infinite is for the model to know. Once for the process: what sums
+    # small messages has no time to say so.
     np.seterr(all="ignore")
     # After a crash in a kernel the log has the command that led there.
     faulthandler.enable()

@@ -77,7 +77,7 @@ def _computed(n: Nodes) -> Nodes | None:
     ggml's meta backend cuts the factors of such where it cannot tell how: in a part of
     a prompt that no logits are wanted of.
     """
-    return n.where((n.dst.ne != 0).all(axis=1))
+    return n.where(~n.dst.empty)
 
 
 def _shared_columns(n: Nodes) -> None:
