@@ -42,8 +42,8 @@ _asked: dict[str, _Questions] = {}
 """By engine, whose numbers of ops these are: what devices of this process were
 asked last."""
 
-_SHARED = 512
-"""Questions, of 3 kB each: a model has some fifty, each with its larger ones."""
+_SHARED = 192
+"""Questions, of 3 kB each: a model has some fifty, and their larger ones."""
 
 
 class OpSupport:
