@@ -32,7 +32,7 @@ Make = Callable[..., "Group"]
 
 COUNT = 500
 FRAME = FRAME_HEADER.size + 4 * COUNT
-LARGEST = 8192
+LARGEST = 16 * 1024
 """Numbers that still go the short way."""
 
 _BOUND_S = 10.0

@@ -17,7 +17,7 @@ __all__ = ["Link"]
 _PLAIN = 2
 """Pieces of a frame with nothing before it: header and data."""
 
-_BUFFER = 64 * 1024
+_BUFFER = 68 * 1024
 """A small frame comes in one call with its header, and is copied from here."""
 
 

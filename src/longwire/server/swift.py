@@ -26,7 +26,7 @@ Floats = npt.NDArray[Any]
 
 _NAME = "LX_ALLREDUCE"
 
-_LARGEST = 32 * 1024
+_LARGEST = 64 * 1024
 """Bytes: as many as every socket takes in at once, and a link can put back."""
 
 _LOOKS = 64
