@@ -6,7 +6,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -34,6 +34,20 @@ NONE = m.U8.pack(0)
 TICKET = Ticket(b"i" * 16, b"s" * 32)
 LISTENING = {Command.LX_LISTEN: Listening(51052, TICKET).encode()}
 NO_ROOM = refusal("LimitExceeded", "8 communicators")
+
+
+@contextmanager
+def waiting_rank_0() -> Iterator[tuple[Endpoint, Callable[[bytes], bytes]]]:
+    """A server that answers no COMM_INIT before somebody has come to its port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(PATIENCE_S)
+
+        def waits(body: bytes) -> bytes:
+            peer, _ = listener.accept()
+            peer.close()
+            return NONE
+
+        yield Endpoint("127.0.0.1", listener.getsockname()[1] - 1000), waits
 
 
 class Ranks:
@@ -206,15 +220,7 @@ class TestPair:
     def test_a_rank_0_that_waits_for_ever_is_released(
         self, theirs: Callable[..., Any]
     ) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            listener.settimeout(PATIENCE_S)
-
-            def waits(body: bytes) -> bytes:
-                peer, _ = listener.accept()
-                peer.close()
-                return NONE
-
-            first = Endpoint("127.0.0.1", listener.getsockname()[1] - 1000)
+        with waiting_rank_0() as (first, waits):
             ranks, _ = theirs(
                 {Command.COMM_INIT: waits}, {Command.COMM_INIT: NONE}, first=first
             )
@@ -224,15 +230,7 @@ class TestPair:
     def test_a_rank_1_that_is_lost_releases_rank_0(
         self, theirs: Callable[..., Any]
     ) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            listener.settimeout(PATIENCE_S)
-
-            def waits(body: bytes) -> bytes:
-                peer, _ = listener.accept()
-                peer.close()
-                return NONE
-
-            first = Endpoint("127.0.0.1", listener.getsockname()[1] - 1000)
+        with waiting_rank_0() as (first, waits):
             ranks, rigs = theirs(
                 {Command.COMM_INIT: waits},
                 {Command.COMM_INIT: Instead.CLOSE},

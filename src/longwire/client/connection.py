@@ -280,10 +280,8 @@ class Connection:
             LongwireError: the latched failure, or a new one.
         """
         with self.lock:
-            self._raise_failure()
-            if self._cork.size and not self._reads:
-                self._cork.fold()
-                self._send()
+            if not self._reads:
+                self.flush()
 
     def fail(self, error: BaseException, command: str) -> LongwireError:
         """Latch a failure, unless there is one, and return the latched one."""

@@ -127,7 +127,7 @@ class TensorChecker:
         self._buffers = buffers
         self._passed: dict[bytes, CheckedTensor] = {}
         self.rewrites = Rewrites()
-        self._on_forget: list[Callable[[], None]] = []
+        self._on_forget: list[Callable[[], None]] = [self.rewrites.forget]
         self._wide = False
 
     def widen(self) -> None:
@@ -138,7 +138,6 @@ class TensorChecker:
     def forget(self) -> None:
         """Check everything anew: memory is gone, or is another."""
         self._passed.clear()
-        self.rewrites.forget()
         for forget in self._on_forget:
             forget()
 

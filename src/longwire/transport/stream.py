@@ -219,7 +219,7 @@ class Stream:
     @property
     def holds(self) -> bool:
         """Whether bytes are here that no descriptor tells of."""
-        return self.buffered > 0
+        return self.buffered > 0 or self._holds_more()
 
     def take_some(self) -> memoryview:
         """The bytes that are there, or else the next that come; valid until the next

@@ -175,10 +175,6 @@ class TlsStream(Stream):
     def certificate(self) -> bytes | None:
         return self._tls.getpeercert(binary_form=True)
 
-    @property
-    def holds(self) -> bool:
-        return super().holds or self._holds_more()
-
     def _read(self, targets: tuple[memoryview, ...]) -> int:
         return self._tls.recv_into(targets[0])
 

@@ -59,7 +59,7 @@ class SetPrepared(NamedTuple):
     @staticmethod
     def head(numbers: Sequence[int]) -> bytes:
         """What precedes the data."""
-        return U32.pack(len(numbers)) + _u32(numbers)
+        return struct.pack(f"<I{len(numbers)}I", len(numbers), *numbers)
 
     @classmethod
     def decode(cls, body: memoryview) -> SetPrepared:
@@ -79,7 +79,3 @@ class SetPrepared(NamedTuple):
     def each(self) -> Sequence[int]:
         """The numbers."""
         return struct.unpack(f"<{len(self.numbers) // U32.size}I", self.numbers)
-
-
-def _u32(numbers: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(numbers)}I", *numbers)
