@@ -388,9 +388,12 @@ class TestAddresses:
 
     def test_nor_costs_it_a_session(self, listed: Worker) -> None:
         before = figure(listed, "clients_total")
+        refused = 'refusals_total{reason="address"}'
+        all_refused = figure(listed, refused) + 20
         for _ in range(20):
             with RawClient(reach(listed), V8, source="127.6.0.1") as client:
                 client.expect_closed()
+        until(lambda: figure(listed, refused) >= all_refused)
         assert figure(listed, "clients_total") == before
 
 

@@ -202,11 +202,11 @@ class Remote:
         self.data[offset : offset + len(data)] = data
 
 
-@pytest.mark.parametrize("size", [0, 1, 65536, 65537, 300_001])
+@pytest.mark.parametrize("size", [0, 1, 131_072, 131_073, 300_001])
 def test_what_a_device_keeps_travels_in_parts(
     sockets: Sockets, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr(transfers, "CHUNK", 1 << 16)
+    monkeypatch.setattr(transfers, "CHUNK", 1 << 17)
     data = bytes(range(251)) * (size // 251 + 3)
     here, there = Remote(data), Remote(bytes(len(data)))
     a, b = (Link(1, Duplex(sock), "peer") for sock in sockets)
@@ -222,7 +222,7 @@ def test_what_a_device_keeps_travels_in_parts(
             part = slice(offset, offset + size)
             assert there.data[part] == here.data[part]
             assert not any(there.data[part.stop :])
-    assert max(here.largest, there.largest) == min(size, 1 << 16)
+    assert max(here.largest, there.largest) == min(size, 1 << 17)
 
 
 @pytest.mark.usefixtures("quick")
