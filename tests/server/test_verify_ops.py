@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from longwire.server.verify.rules import NO_DATA, RULES
@@ -53,7 +54,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 def test_a_worker_computes_what_the_cpu_computes(case: Case, pair: Pair) -> None:
     ggml, backend, client, buffer = pair
     with built(ggml, case, SIZE) as graph:
-        assert any(int(fields(node)["op"]) not in NO_DATA for node in graph.nodes), (
+        assert any(not NO_DATA[int(fields(node)["op"])] for node in graph.nodes), (
             "nothing to compute"
         )
         expected = graph.compute(backend)
@@ -65,7 +66,7 @@ def test_a_worker_computes_what_the_cpu_computes(case: Case, pair: Pair) -> None
 
 
 def test_every_op_has_a_rule_and_every_rule_a_case() -> None:
-    assert {*RULES, *NO_DATA, *POINTER_OPS} == set(range(OP_COUNT))
+    assert {*RULES, *np.flatnonzero(NO_DATA), *POINTER_OPS} == set(range(OP_COUNT))
     names = {rule.name for rule in RULES.values()}
     cases = {case.op for case in CASES}
     assert names - cases == WITHOUT_CASE

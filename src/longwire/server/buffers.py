@@ -228,19 +228,21 @@ class BufferTable:
 
     def columns(
         self, handles: npt.NDArray[np.uint64]
-    ) -> tuple[npt.NDArray[np.uint64], ...]:
-        """Per handle: virtual base, size, address of the buffer, real base.
+    ) -> tuple[frozenset[int], tuple[npt.NDArray[np.uint64], ...]]:
+        """The different handles, and for each of all: virtual base, size, address of
+        the buffer, real base.
 
         A handle that is not live reads as four zeros.
         """
         unique, inverse = np.unique(handles, return_inverse=True)
+        different = unique.tolist()
         rows = np.zeros((len(unique), 4), np.uint64)
-        for i, handle in enumerate(unique.tolist()):
+        for i, handle in enumerate(different):
             buffer = self._by_handle.get(handle)
             if buffer is not None:
                 native = buffer.native
                 rows[i] = (buffer.base, native.size, native.address, native.base)
-        return tuple(rows[inverse.ravel()].T)
+        return frozenset(different), tuple(rows[inverse.ravel()].T)
 
 
 def _no_room(device: ComputeDevice, size: int, reason: str) -> RemoteFailure:

@@ -14,7 +14,7 @@ from longwire.native.compute import NativeBuffer
 from longwire.native.graph import NativeGraph
 from longwire.server.buffers import BufferTable, SessionBuffer
 from longwire.server.overlays import TORN
-from longwire.server.verify import NO_INDICES, IndexPlan, verify_graph
+from longwire.server.verify import NO_DATA, NO_INDICES, IndexPlan, verify_graph
 from longwire.wire.constants import GRAPH_CACHE_MAX, OP_COUNT, POINTER_OPS
 from longwire.wire.dialects import Dialect
 from longwire.wire.graphs import Graph
@@ -26,8 +26,8 @@ __all__ = ["GraphStore", "StoredGraph", "build_graph"]
 _NAME = "GRAPH_COMPUTE"
 _SIZE_LIMIT = float(1 << 62)
 _I32 = 26
-_NO_MEMORY_OPS = [0, 36, 37, 38, 39]
-"""NONE, RESHAPE, VIEW, PERMUTE, TRANSPOSE: no kernel touches their data."""
+_POINTS = np.zeros(OP_COUNT, np.bool_)
+_POINTS[list(POINTER_OPS)] = True
 
 Columns = npt.NDArray[Any]
 
@@ -46,11 +46,11 @@ def build_graph(
     if len(message.nodes) == 0 or len(records) == 0:
         raise BadRequest(_NAME, "a graph without nodes")
     _check_types(records)
-    _check_shapes(records)
+    elements = _elements(records)
     ids = _Ids(records["id"])
     nodes = ids.resolve(message.nodes, "node")
     _require(nodes >= 0, "node id 0", nodes)
-    if len(np.unique(nodes)) != len(nodes):
+    if np.count_nonzero(_marked(len(records), nodes)) != len(nodes):
         raise BadRequest(_NAME, "a node is listed twice")
 
     native = np.zeros(len(records), GGML_TENSOR)
@@ -59,14 +59,15 @@ def build_graph(
     native["nb"] = nb = strides(records)
     # ggml counts on a NUL in a name's 64 bytes.
     native["name"] = records["name"].astype("S63")
-    sizes = _sizes(records, nb)
-    _place(records, native, sizes, buffers)
+    sizes = _sizes(records, nb, elements)
+    handles, places = buffers.columns(records["buffer"])
+    _place(records, native, sizes, places, buffers)
     sources = ids.resolve(records["src"].ravel(), "source").reshape(-1, 10)
     views = ids.resolve(records["view_src"], "viewed tensor")
-    computing = nodes[~np.isin(native["op"][nodes], _NO_MEMORY_OPS)]
-    _check_memory(native, computing, sources)
-    _check_overlap(native, computing, sizes)
-    handles = frozenset(np.unique(records["buffer"]).tolist())
+    computing = nodes[~NO_DATA[native["op"][nodes]]]
+    used = _marked(len(records), computing, sources[computing])
+    _check_memory(native, used & (elements > 0))
+    _check_overlap(native, computing, elements, sizes)
     indices = NO_INDICES
     if verify:
         memory = buffers.memory(handles)
@@ -88,48 +89,65 @@ def _check_types(records: Columns) -> None:
     _require(known, "type that does not exist", types)
     _require(BLOCK_SIZE[types] > 0, "type that was removed", types)
     _require(ops < OP_COUNT, "op that does not exist", ops)
-    _require(
-        ~np.isin(ops, list(POINTER_OPS)), "op that carries a function pointer", ops
-    )
+    _require(~_POINTS[ops], "op that carries a function pointer", ops)
 
 
-def _check_shapes(records: Columns) -> None:
+def _marked(count: int, *indices: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """By record, of so many, whether it is among the indices; -1 is none of them."""
+    marked = np.zeros(count + 1, np.bool_)
+    for index in indices:
+        marked[index] = True
+    return marked[:-1]
+
+
+def _elements(records: Columns) -> npt.NDArray[np.float64]:
+    """Of every record, as a float: a product of wire numbers may pass 2^64."""
     ne = records["ne"]
     whole = ne[:, 0] % BLOCK_SIZE[records["type"]] == 0
     _require(whole, "row that is no multiple of its type's block", records["name"])
-    elements = np.prod(ne.astype(np.float64), axis=1)
+    n0, n1, n2, n3 = ne.astype(np.float64).T
+    elements: npt.NDArray[np.float64] = n0 * n1 * n2 * n3
     _require(elements < _SIZE_LIMIT, "shape that is too large", records["name"])
+    return elements
 
 
-def _sizes(records: Columns, nb: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def _sizes(
+    records: Columns,
+    nb: npt.NDArray[np.uint64],
+    elements: npt.NDArray[np.float64],
+) -> npt.NDArray[np.uint64]:
     """`nbytes` of every record; sums that would not fit are refused."""
+    name = records["name"]
     ne = records["ne"].astype(np.uint64)
-    fits = np.all(~too_wide(ne, nb), axis=1)
-    _require(fits, "strides that are too large", records["name"])
+    for wide in too_wide(ne, nb).T:
+        _require(~wide, "strides that are too large", name)
     block = BLOCK_SIZE[records["type"]].astype(np.uint64)
-    empty = (ne == 0).any(axis=1)
     last = np.where(ne > 0, ne - np.uint64(1), np.uint64(0))
     # Two 32-bit factors make less than 2^64, and others less than 2^62; their
     # sum is checked as a float.
-    spans = last * nb
-    spans[:, 0] = np.where(
+    s0, s1, s2, s3 = (last * nb).T
+    s0 = np.where(
         block == 1,
-        spans[:, 0] + BLOCK_BYTES[records["type"]].astype(np.uint64),
+        s0 + BLOCK_BYTES[records["type"]].astype(np.uint64),
         ne[:, 0] * nb[:, 0] // block,
     )
-    total = spans.astype(np.float64).sum(axis=1)
-    total[empty] = 0
-    _require(total < _SIZE_LIMIT, "strides that are too large", records["name"])
-    sizes: npt.NDArray[np.uint64] = spans.sum(axis=1)
+    total = s0.astype(np.float64) + s1 + s2 + s3
+    empty = elements == 0
+    _require((total < _SIZE_LIMIT) | empty, "strides that are too large", name)
+    sizes: npt.NDArray[np.uint64] = s0 + s1 + s2 + s3
     sizes[empty] = 0
     return sizes
 
 
 def _place(
-    records: Columns, native: Columns, sizes: Columns, buffers: BufferTable
+    records: Columns,
+    native: Columns,
+    sizes: Columns,
+    places: tuple[npt.NDArray[np.uint64], ...],
+    buffers: BufferTable,
 ) -> None:
     """Turn handles and virtual addresses into pointers, all bounds checked."""
-    base, room, address, real = buffers.columns(records["buffer"])
+    base, room, address, real = places
     data = records["data"].astype(np.uint64)
     name = records["name"]
     owned = address > 0
@@ -163,25 +181,24 @@ def _overlay(
     native["data"][rows] = real + (offset - start)
 
 
-def _check_memory(native: Columns, computing: Columns, sources: Columns) -> None:
+def _check_memory(native: Columns, used: npt.NDArray[np.bool_]) -> None:
     """Refuse a node that a kernel would follow to a NULL pointer."""
-    used = np.unique(np.append(sources[computing].ravel(), computing))
-    used = used[used >= 0]
-    empty = (native["ne"][used] == 0).any(axis=1)
-    placed = native["data"][used] != 0
-    _require(
-        placed | empty, "node works on a tensor without memory", native["name"][used]
-    )
+    placed = native["data"] != 0
+    _require(placed | ~used, "node works on a tensor without memory", native["name"])
 
 
-def _check_overlap(native: Columns, computing: Columns, sizes: Columns) -> None:
+def _check_overlap(
+    native: Columns,
+    computing: Columns,
+    elements: npt.NDArray[np.float64],
+    sizes: Columns,
+) -> None:
     """Refuse a node whose elements need more memory than its strides span.
 
     A kernel that trusts the shape alone would write past the end.
     """
     types = native["type"][computing]
-    elements = np.prod(native["ne"][computing].astype(np.float64), axis=1)
-    needed = elements / BLOCK_SIZE[types] * BLOCK_BYTES[types]
+    needed = elements[computing] / BLOCK_SIZE[types] * BLOCK_BYTES[types]
     _require(
         needed <= sizes[computing].astype(np.float64),
         "node whose elements overlap",
@@ -202,13 +219,13 @@ class _Ids:
         Raises:
             BadRequest: an id that no record carries.
         """
+        index = np.full(len(wanted), -1, np.int64)
+        asked = np.flatnonzero(wanted)
+        wanted = wanted[asked]
         at = np.searchsorted(self._sorted, wanted)
         at[at == len(self._sorted)] = 0
-        none = wanted == 0
-        _require(
-            none | (self._sorted[at] == wanted), f"{what} that is not sent", wanted
-        )
-        index: npt.NDArray[np.int64] = np.where(none, -1, self._order[at])
+        _require(self._sorted[at] == wanted, f"{what} that is not sent", wanted)
+        index[asked] = self._order[at]
         return index
 
 

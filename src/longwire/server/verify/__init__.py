@@ -7,5 +7,6 @@ the device can run an operation at all is not decided here.
 
 from longwire.server.verify.checker import verify_graph
 from longwire.server.verify.indices import NO_INDICES, IndexPlan
+from longwire.server.verify.rules import NO_DATA
 
-__all__ = ["NO_INDICES", "IndexPlan", "verify_graph"]
+__all__ = ["NO_DATA", "NO_INDICES", "IndexPlan", "verify_graph"]

@@ -59,7 +59,7 @@ def _by_op(
     ends = [*starts[1:].tolist(), len(ops)]
     for start, end in zip(starts.tolist(), ends, strict=True):
         op = int(ops[start])
-        if op in NO_DATA:
+        if NO_DATA[op]:
             continue
         rule = RULES.get(op)
         if rule is None:
@@ -96,7 +96,7 @@ def _check_operands(tensors: Tensors, groups: list[tuple[int, Nodes]]) -> None:
 def _check_views(tensors: Tensors, views: Index) -> None:
     """A view lies within the tensor it views."""
     # Other ops with a viewed tensor write where they are; that is checked as memory.
-    viewing = np.flatnonzero((views >= 0) & np.isin(tensors.native["op"], VIEWS))
+    viewing = np.flatnonzero((views >= 0) & VIEWS[tensors.native["op"]])
     if not len(viewing):
         return
     viewed = views[viewing]

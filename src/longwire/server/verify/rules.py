@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from longwire.server.verify import elementwise as e
 from longwire.server.verify import image as i
 from longwire.server.verify import matrix as m
 from longwire.server.verify import sequence as s
 from longwire.server.verify.columns import Nodes
+from longwire.wire.constants import OP_COUNT
 
 __all__ = ["NO_DATA", "RULES", "VIEWS", "Rule"]
 
@@ -29,10 +32,13 @@ class Rule(NamedTuple):
     check: Check
 
 
-VIEWS = (36, 37, 38, 39)
-"""RESHAPE, VIEW, PERMUTE, TRANSPOSE: no kernel runs."""
+VIEWS = np.zeros(OP_COUNT, np.bool_)
+"""By op number, whether it is RESHAPE, VIEW, PERMUTE or TRANSPOSE: no kernel runs."""
+VIEWS[36:40] = True
 
-NO_DATA = (0, *VIEWS)
+NO_DATA = VIEWS.copy()
+"""NONE as well."""
+NO_DATA[0] = True
 
 RULES: Mapping[int, Rule] = {
     1: Rule("DUP", 1, e.copy),
