@@ -26,6 +26,8 @@ both = pytest.mark.parametrize("dialect", [V7, V8], ids=["v7", "v8"])
 
 Make = Callable[..., Rig]
 
+KIB = 1024
+
 
 class TestDevice:
     def test_what_ggml_learns(self, rig: Make) -> None:
@@ -305,6 +307,33 @@ class TestData:
         assert written[305:] == data.tobytes()
         assert m.MemsetTensor.decode(filled) == (head.tensor, 4, 60, 7)
         assert m.GetTensor.decode(read) == (head.tensor, 12, 24)
+
+    @pytest.mark.parametrize(
+        ("size", "steps"),
+        [
+            (256, [256]),
+            (300, [256, 44]),
+            (1024, [256] * 4),
+            (4096, [1024] * 4),
+            (4100, [1025] * 4),
+        ],
+    )
+    def test_a_large_read_is_in_parts(
+        self, rig: Make, context: int, size: int, steps: list[int]
+    ) -> None:
+        """KiB; a C++ server copies one part while the one before is received."""
+        r = rig()
+        tensor = r.ggml.tensor(context, size * KIB // 4)
+        out = np.zeros(size * KIB, np.uint8)
+        with r.buffer(size * KIB + 256) as buffer:
+            r.ggml.place(buffer, tensor)
+            before = r.connection.traffic.round_trips
+            r.ggml.library.ggml_backend_tensor_get(tensor, out.ctypes.data, 0, len(out))
+            assert r.connection.traffic.round_trips == before + 1
+            reads = [m.GetTensor.decode(request.body) for request in r.server.requests]
+        assert [read.size for read in reads] == [step * KIB for step in steps]
+        expected = b"".join(content(read.offset, read.size) for read in reads)
+        assert out.tobytes() == expected
 
     def test_reads_through_a_backend_share_a_round_trip(
         self, rig: Make, context: int

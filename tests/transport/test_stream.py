@@ -373,6 +373,31 @@ class TestReceive:
         theirs.sendall(b"x")
         assert stream.take(1) == b"x"
 
+    def test_eager_for_the_first_of_an_answer(
+        self, pair: tuple[Stream, socket.socket], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        looks = []
+
+        class Poll:
+            def register(self, sock: socket.socket, events: int) -> None:
+                pass
+
+            def poll(self, timeout: float) -> list[tuple[int, int]]:
+                looks.append(timeout)
+                return [(0, select.POLLIN)]
+
+        monkeypatch.setattr(select, "poll", Poll)
+        stream, theirs = pair
+        stream.be_eager()
+        for _ in range(2):
+            stream.send([b"?"])
+            theirs.sendall(b"a")
+            assert stream.take(1) == b"a"
+        assert looks == [0]
+        theirs.sendall(b"more of it")
+        stream.take_into(memoryview(bytearray(10)))
+        assert looks == [0]
+
     def test_bulk_goes_straight_into_the_target(self) -> None:
         steps = [8, 1 << 30]
         stream = over(Grudging(steps, bytes(8) + b"y" * (3 * BUFFER)))

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longwire.client.connection import Connection
+from longwire.client.corking import BULK
 from longwire.client.links import route
 from longwire.client.prepared import PreparedWrites
 from longwire.client.records import (
@@ -49,6 +50,11 @@ _PADDED_ROW = 512
 
 _WHOLE = m.SetTensor(bytes(TENSOR_SIZE), 0, 0).encode()[TENSOR_SIZE:]
 """What follows the record of a write at offset 0 that is not to be kept."""
+
+_READ_PART = 256 * 1024
+_READ_PARTS = 4
+"""llama.cpp's server copies an answer before it sends it. Of one in parts it copies
+the next while the last is received; parts that are smaller cost more than that."""
 
 _BLOCK = re.compile(rb"blk\.(\d+)\.")
 
@@ -217,11 +223,12 @@ class RemoteBuffer:
         if prepared is not None and not offset and prepared.write(tensor, data, size):
             return
         record = self._session.records.of(tensor)
-        content = memory.view(data, size)
         if self._holds_weights():
             name = self._note_layer(tensor)
-            self._set_weight(Weight(name, record, content, offset))
+            self._set_weight(Weight(name, record, memory.view(data, size), offset))
             return
+        # Of a few bytes a copy is made sooner than a view.
+        content = (memory.read if size < BULK else memory.view)(data, size)
         # A step's inputs are many, and whole tensors.
         head = m.SetTensor(record, 0, offset).encode() if offset else record + _WHOLE
         self._connection.post(Command.SET_TENSOR, head, content)
@@ -280,12 +287,20 @@ class RemoteBuffer:
     def _read_into(
         self, tensor: int, target: memoryview, offset: int, wait: bool = True
     ) -> None:
-        size = len(target)
-        read = self._connection.ask_into if wait else self._connection.queue_read
+        size, connection = len(target), self._connection
+        step = size
+        if not connection.dialect.lx and size > _READ_PART:
+            step = max(-(-size // _READ_PARTS), _READ_PART)
         try:
             self.settle()
             record = self._session.records.of(tensor)
-            read(Command.GET_TENSOR, m.GetTensor(record, offset, size).encode(), target)
+            # An empty one is asked for as well.
+            for at in range(0, max(size, 1), max(step, 1)):
+                part = target[at : at + step]
+                body = m.GetTensor(record, offset + at, len(part)).encode()
+                connection.queue_read(Command.GET_TENSOR, body, part)
+            if wait:
+                connection.synchronize()
         except BaseException:
             # C has no way to hear of the failure: zeros, not garbage.
             target[:] = bytes(size)

@@ -72,8 +72,10 @@ class Stream:
         """Inside of a call that receives."""
         self._arrivals: select.poll | None = None
         """Looked at busily, where that may be done."""
+        self._answering = False
+        """Something was sent, and nothing has been waited for since."""
         self._prompt = False
-        """What was waited for last came so soon that this would have been right."""
+        """The last answer came so soon that a busy wait would have been right."""
         self._turn = threading.Lock()
         """Held inside of each call that sends or receives."""
 
@@ -88,9 +90,10 @@ class Stream:
         return None
 
     def be_eager(self) -> None:
-        """Wait busily from now on for what is likely to come within half a
-        millisecond, since what was waited for last did; not where the system cannot
-        be asked what has come, as Windows cannot."""
+        """Wait busily from now on for an answer that is likely to come within half a
+        millisecond, since the last one did. What comes behind its first bytes says
+        nothing of that. Not where the system cannot be asked what has come, as
+        Windows cannot."""
         if not hasattr(select, "poll"):
             return
         self._arrivals = select.poll()
@@ -112,6 +115,7 @@ class Stream:
         pending = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
         # One turn for all: nothing that is offered may come in between.
         with self._turn:
+            self._answering = True
             while pending:
                 sent = self._write_some(_capped(pending[:MAX_PIECES]))
                 while pending and sent >= len(pending[0]):
@@ -298,7 +302,8 @@ class Stream:
         targets: tuple[memoryview, ...],
         poll: Callable[[float], list[tuple[int, int]]],
     ) -> int:
-        """Receive, and wait busily if the last wait was short."""
+        """Receive the first of an answer; wait busily if the last one was prompt."""
+        self._answering = False
         started = time.perf_counter()
         if self._prompt and not self._holds_more():
             until = started + _EAGER_S
@@ -322,7 +327,7 @@ class Stream:
     def _receive(self, *targets: memoryview) -> int:
         with self._turn:
             self.waiting = True
-            if self._arrivals is None:
+            if self._arrivals is None or not self._answering:
                 received = self._read(targets)
             else:
                 received = self._receive_soon(targets, self._arrivals.poll)
