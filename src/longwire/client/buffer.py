@@ -19,6 +19,7 @@ from longwire.client.records import (
     Records,
     buffer_address,
     read_tensor,
+    type_of,
 )
 from longwire.client.reduction import Reduction
 from longwire.client.reduction import current as current_reduction
@@ -207,7 +208,8 @@ class RemoteBuffer:
 
     def init_tensor(self, tensor: int) -> bool:
         self.settle()
-        if is_padded(read_tensor(tensor)):
+        # Most are not, and the type tells soonest.
+        if QUANTIZED[type_of(tensor)] and is_padded(read_tensor(tensor)):
             record = self._session.records.of(tensor)
             self._connection.post(Command.INIT_TENSOR, record)
         return True

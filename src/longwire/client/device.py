@@ -12,7 +12,14 @@ from longwire.client.buffer import (
     unusable,
 )
 from longwire.client.connection import Connection
-from longwire.client.records import NativeTensor, buffers_of, read_tensor
+from longwire.client.records import (
+    NativeTensor,
+    buffers_of,
+    node_layout,
+    op_layout,
+    read_tensor,
+    remember,
+)
 from longwire.client.support import OpSupport
 from longwire.errors import LongwireError, RemoteError, RemoteFailure, UsageError
 from longwire.native.contract import Rows
@@ -71,6 +78,7 @@ class RemoteDevice:
             self.index,
             self.registry.engine.profile.label,
         )
+        self._supported: dict[tuple[bytes, ...], bool] = {}
         self.layers: set[int] = set()
         """Model layers whose weights were put here."""
         self._alignment: int | None = None
@@ -123,23 +131,26 @@ class RemoteDevice:
         return self._max_size
 
     def alloc_size(self, tensor: int) -> int:
-        """Bytes the tensor takes there, asked once per shape."""
-        least: int = self._nbytes(tensor)
-        if not self.connection.healthy:
-            return least
-        t = read_tensor(tensor)
-        if t.op not in _SIZE_QUERY_OPS and not is_padded(t):
-            return least
-        if not self.session.records.fit(t):
-            return least
-        # Source shapes stay out of the key: a growing KV cache would miss it
-        # each time, and the worst case is always asked first.
-        key = (self.index, t.type, t.op, t.op_params, t.ne, t.nb)
-        size = self.session.alloc_sizes.get(key)
+        """Bytes the tensor takes there, asked once per shape.
+
+        Source shapes count for nothing: a growing KV cache would have it asked each
+        time, and the worst case is always asked first.
+        """
+        known, key = self.session.alloc_sizes, (self.index, *op_layout(tensor))
+        size = known.get(key)
         if size is None:
-            size = self._ask_alloc_size(t)
-            self.session.alloc_sizes[key] = size
-        return max(size, least)
+            size = self._find_alloc_size(tensor)
+            if self.connection.healthy:
+                remember(known, key, size)
+        return size
+
+    def _find_alloc_size(self, tensor: int) -> int:
+        least: int = self._nbytes(tensor)
+        t = read_tensor(tensor)
+        asked = t.op in _SIZE_QUERY_OPS or is_padded(t)
+        if not asked or not self.connection.healthy or not self.session.records.fit(t):
+            return least
+        return max(least, self._ask_alloc_size(t))
 
     def _ask_alloc_size(self, tensor: NativeTensor) -> int:
         encode, fit = self.session.records.encode, self.session.records.fit
@@ -187,13 +198,23 @@ class RemoteDevice:
         device can do is known from a server that speaks LX; another is believed to
         do everything.
         """
+        key = node_layout(op)
+        known = self._supported.get(key)
+        if known is None:
+            if not self.connection.healthy:
+                return True
+            known = self._can_do(op)
+            remember(self._supported, key, known)
+        return known
+
+    def _can_do(self, op: int) -> bool:
         t, fit = read_tensor(op), self.session.records.fit
         if t.op in POINTER_OPS or not fit(t) or t.op in self.session.unknown_ops:
             return False
         sources = [read_tensor(src) if src else None for src in t.src]
         if not all(fit(source) for source in sources if source):
             return False
-        if self.connection.server is None or not self.connection.healthy:
+        if self.connection.server is None:
             return True
         return self.support.supports(t, sources)
 

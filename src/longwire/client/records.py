@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import struct
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from longwire.errors import UsageError
 from longwire.native.abi import GGML_TENSOR
 from longwire.native.graph import gather, graph_nodes, use_counts
-from longwire.native.memory import read
+from longwire.native.memory import read, read_i32
 from longwire.wire.constants import U32_MAX
 from longwire.wire.graphs import Graph
 from longwire.wire.tensors import (
@@ -26,19 +26,25 @@ from longwire.wire.tensors import (
     too_wide,
 )
 
-__all__ = ["NativeTensor", "Records", "TENSOR_BYTES"]
-__all__ += ["buffer_address", "buffers_of", "read_tensor"]
+__all__ = ["NativeTensor", "Records", "TENSOR_BYTES", "buffer_address"]
+__all__ += ["buffers_of", "node_layout", "op_layout", "read_tensor", "remember"]
+__all__ += ["type_of"]
 
 TENSOR_BYTES: int = GGML_TENSOR.itemsize
 """Of a `ggml_tensor`."""
 
 assert GGML_TENSOR.fields is not None
-_BUFFER: int = GGML_TENSOR.fields["buffer"][1]
+_OFFSETS = {name: field[1] for name, field in GGML_TENSOR.fields.items()}
+_BUFFER, _NE, _OP = (_OFFSETS[name] for name in ("buffer", "ne", "op"))
+_FLAGS, _SRC, _VIEW_SRC = (_OFFSETS[name] for name in ("flags", "src", "view_src"))
+_TYPE_BYTES = 4
+_SOURCES = struct.Struct("<10Q")
+_NOTHING = bytes(8)
 _NATIVE = struct.Struct("<i4xQ4q4Qi64si10QQQQ64sQ8x")
 assert _NATIVE.size == TENSOR_BYTES
 
 _REMEMBERED = 8192
-"""Records kept by tensor address; a load names each weight once."""
+"""Of each sort; a load names each weight once."""
 
 
 class NativeTensor(NamedTuple):
@@ -77,6 +83,46 @@ class NativeTensor(NamedTuple):
 def read_tensor(address: int) -> NativeTensor:
     """Read the `ggml_tensor` at `address`."""
     return _unpack(address, read(address, TENSOR_BYTES))
+
+
+def type_of(address: int) -> int:
+    """A tensor's type."""
+    return read_i32(address)
+
+
+def op_layout(address: int) -> tuple[bytes, bytes, bool]:
+    """All that the size of a tensor can depend on, to compare: type; shape, strides,
+    op and parameters; whether it is a view.
+
+    A new graph has hundreds of nodes that are asked about, and most look alike.
+    """
+    raw = read(address, _VIEW_SRC + len(_NOTHING))
+    return raw[:_TYPE_BYTES], raw[_NE:_FLAGS], raw[_VIEW_SRC:] != _NOTHING
+
+
+def node_layout(address: int) -> tuple[bytes, ...]:
+    """All that doing an op can depend on: `op_layout`, and of each source type, shape
+    and strides."""
+    raw = read(address, _VIEW_SRC)
+    layout = [raw[:_TYPE_BYTES], raw[_NE:_FLAGS]]
+    for source in _SOURCES.unpack_from(raw, _SRC):
+        if source:
+            other = read(source, _OP)
+            layout += other[:_TYPE_BYTES], other[_NE:]
+        else:
+            layout.append(b"")
+    return tuple(layout)
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def remember(known: dict[K, V], key: K, value: V) -> None:
+    """Keep a value, and no more of them than a few large models need."""
+    if len(known) >= _REMEMBERED:
+        known.clear()
+    known[key] = value
 
 
 def buffer_address(tensor: int) -> int:
@@ -157,9 +203,7 @@ class Records:
         if known is not None and known[0] == raw:
             return known[1]
         record = self.encode(_unpack(address, raw))
-        if len(self._known) >= _REMEMBERED:
-            self._known.clear()
-        self._known[address] = (raw, record)
+        remember(self._known, address, (raw, record))
         return record
 
     def forget(self) -> None:
