@@ -105,12 +105,16 @@ BILLION = LlamaShape(
 )
 """A billion weights, 0.53 GB: as heavy per token as a small real model."""
 
+LARGE = LlamaShape(7, 2048, 16, 16, 8192, 16384)
+"""2.1 GB to load, all but its norms in tensors of more than 10 MiB."""
+
 _NAMED: Mapping[str, LlamaShape] = {
     "tiny": TINY,
     "split": SPLIT,
     "split-thirds": SPLIT_THIRDS,
     "experts": EXPERTS,
     "billion": BILLION,
+    "large": LARGE,
 }
 
 
