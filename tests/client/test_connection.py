@@ -75,7 +75,7 @@ def memory_of(answer: bytes) -> m.DeviceMemory:
 
 class TestCorking:
     def test_posts_leave_with_the_next_ask_in_one_write(self, scripted: Start) -> None:
-        connection, stream, server = scripted()
+        connection, stream, server = scripted(lx_flags=0)
         connection.post(Command.BUFFER_CLEAR, CLEAR)
         connection.post(Command.SET_TENSOR, *write(100))
         connection.post(Command.GRAPH_RECOMPUTE, RECOMPUTE)
@@ -99,7 +99,7 @@ class TestCorking:
         assert server.requests[0].body.endswith(b"before")
 
     def test_large_data_leaves_from_the_callers_memory(self, scripted: Start) -> None:
-        connection, stream, server = scripted()
+        connection, stream, server = scripted(lx_flags=0)
         head, data = write(64 * KIB)[0], bytearray(64 * KIB)
         connection.post(Command.BUFFER_CLEAR, CLEAR)
         connection.post(Command.SET_TENSOR, head, memoryview(data))
@@ -110,13 +110,13 @@ class TestCorking:
         assert connection.traffic.round_trips == 0
 
     def test_data_below_that_size_waits(self, scripted: Start) -> None:
-        connection, stream, _ = scripted()
+        connection, stream, _ = scripted(lx_flags=0)
         head, data = write(64 * KIB - 1 - 305)
         connection.post(Command.SET_TENSOR, head, data)
         assert stream.sends == []
 
     def test_much_small_data_leaves_without_an_ask(self, scripted: Start) -> None:
-        connection, stream, _ = scripted()
+        connection, stream, _ = scripted(lx_flags=0)
         for _ in range(5):
             connection.post(Command.SET_TENSOR, *write(30 * KIB))
         assert [len(sent) for sent in stream.sends] == [4]
@@ -135,7 +135,7 @@ class TestCorking:
         assert len(stream.sends) == 1
 
     def test_synchronize_sends_a_graph_but_no_mere_data(self, scripted: Start) -> None:
-        connection, stream, _ = scripted()
+        connection, stream, _ = scripted(lx_flags=0)
         connection.post(Command.SET_TENSOR, *write(1))
         connection.synchronize()
         assert stream.sends == []
@@ -148,9 +148,46 @@ class TestCorking:
         assert connection.traffic.round_trips == 0
 
 
+class TestServersOfLlamaCpp:
+    """They sleep until a step begins, and are late to wake up."""
+
+    def test_a_step_wakes_it_and_a_graph_does_not_wait(self, scripted: Start) -> None:
+        connection, stream, _ = scripted()
+        for _ in range(2):
+            stream.sends.clear()
+            for _ in range(3):
+                connection.post(Command.SET_TENSOR, *write(100))
+            connection.post(Command.GRAPH_RECOMPUTE, RECOMPUTE)
+            assert [names(sent) for sent in stream.sends] == [
+                ["SET_TENSOR"],
+                ["SET_TENSOR", "SET_TENSOR", "GRAPH_RECOMPUTE"],
+            ]
+            connection.ask(Command.DEVICE_COUNT, b"")
+
+    def test_it_may_wait_for_another_server(self, scripted: Start) -> None:
+        connection, stream, _ = scripted()
+        half = m.U32.pack(0) + NULL_TENSOR
+        with connection.lock:
+            connection.put(Command.COMM_ALLREDUCE, half)
+        connection.post(Command.GRAPH_RECOMPUTE, RECOMPUTE)
+        assert stream.sends == []
+
+    def test_nothing_overtakes_a_read(self, scripted: Start) -> None:
+        connection, stream, _ = scripted()
+        target = memoryview(bytearray(4))
+        connection.queue_read(Command.GET_TENSOR, read(4), target)
+        connection.post(Command.SET_TENSOR, *write(100))
+        connection.post(Command.GRAPH_RECOMPUTE, RECOMPUTE)
+        assert stream.sends == []
+        connection.synchronize()
+        assert [names(sent) for sent in stream.sends] == [
+            ["GET_TENSOR", "SET_TENSOR", "GRAPH_RECOMPUTE"]
+        ]
+
+
 class TestAnswers:
     def test_a_decode_step_is_one_write_and_one_read(self, scripted: Start) -> None:
-        connection, stream, _ = scripted()
+        connection, stream, _ = scripted(lx_flags=0)
         target = memoryview(bytearray(300 * KIB))
         for i in range(13):
             connection.post(Command.SET_TENSOR, *write(8 * i + 8))
@@ -297,7 +334,11 @@ class TestOtherConnections:
     def test_waiting_sends_a_graph_that_another_holds_back(
         self, scripted: Start
     ) -> None:
-        holder, waiter, idle = scripted(), scripted(), scripted()
+        holder, waiter, idle = (
+            scripted(lx_flags=0),
+            scripted(lx_flags=0),
+            scripted(lx_flags=0),
+        )
         idle.connection.post(Command.BUFFER_CLEAR, CLEAR)
         holder.connection.post(Command.SET_TENSOR, *write(1))
         holder.connection.post(Command.GRAPH_RECOMPUTE, RECOMPUTE)
@@ -314,7 +355,7 @@ class TestOtherConnections:
         assert idle.stream.sends == []
 
     def test_so_does_synchronize_but_only_when_it_waits(self, scripted: Start) -> None:
-        holder, waiter = scripted(), scripted()
+        holder, waiter = scripted(lx_flags=0), scripted(lx_flags=0)
         holder.connection.post(Command.GRAPH_RECOMPUTE, RECOMPUTE)
         waiter.connection.synchronize()
         assert holder.stream.sends == []
@@ -333,7 +374,7 @@ class TestOtherConnections:
         assert len(waiter.stream.sends) == 2
 
     def test_a_broken_holder_does_not_stop_the_waiter(self, scripted: Start) -> None:
-        holder, waiter = scripted(), scripted()
+        holder, waiter = scripted(lx_flags=0), scripted(lx_flags=0)
         holder.connection.post(Command.GRAPH_RECOMPUTE, RECOMPUTE)
         holder.stream.close()
         assert waiter.connection.ask(Command.DEVICE_COUNT, b"") == m.U32.pack(1)
@@ -418,7 +459,7 @@ class TestFailure:
             connection.ask(Command.DEVICE_COUNT, b"")
 
     def test_a_write_that_fails_names_the_command(self, scripted: Start) -> None:
-        connection, stream, _ = scripted()
+        connection, stream, _ = scripted(lx_flags=0)
         stream.close()
         connection.post(Command.BUFFER_CLEAR, CLEAR)
         with pytest.raises(ConnectionLost) as caught:
@@ -459,7 +500,7 @@ class TestFailure:
         assert isinstance(first.__cause__, ValueError)
 
     def test_close_says_that_it_is_closed(self, scripted: Start) -> None:
-        connection, _, server = scripted()
+        connection, _, server = scripted(lx_flags=0)
         connection.post(Command.BUFFER_CLEAR, CLEAR)
         connection.close()
         connection.close()

@@ -99,7 +99,7 @@ def test_a_server_that_is_gone(scripted: Start) -> None:
 
 
 def test_a_connection_tells_its_recorder(scripted: Start) -> None:
-    connection = scripted({}, V8).connection
+    connection = scripted({}, V8, lx_flags=0).connection
     told: list[Span] = []
     connection.ask(Command.DEVICE_COUNT, b"")
     connection.recorder = lambda *span: told.append(Span(*span))

@@ -1,7 +1,8 @@
 """One connection per endpoint: order, the lock, and the failure latch.
 
 Commands without an answer are held back (`client/corking.py`) until there is one
-whose answer somebody waits for (`client/answers.py`).
+whose answer somebody waits for (`client/answers.py`); for a server of llama.cpp only
+those between a step's first one and its graph.
 
 Two rules keep this safe. Nobody waits for an answer while any connection of
 the process holds back a graph (`flush_all`), so that workers overlap. And
@@ -23,7 +24,14 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from longwire.client.answers import Answers, Read
-from longwire.client.corking import BEHIND_READ, BULK, CORK_LIMIT, NUMBER_SIZE, Cork
+from longwire.client.corking import (
+    BEHIND_READ,
+    BULK,
+    CORK_LIMIT,
+    GRAPHS,
+    NUMBER_SIZE,
+    Cork,
+)
 from longwire.client.health import Deadlines, Health, reason_of
 from longwire.client.traffic import Recorder, Traffic
 from longwire.errors import ConnectionLost, LongwireError, ProtocolError, RemoteFailure
@@ -82,6 +90,8 @@ class Connection:
         """In the order in which they were queued."""
         self._owed = 0
         """How many of them have been sent: the first ones."""
+        self._at_work = False
+        """The server has got something since its last answer."""
         answer_s = (deadlines or Deadlines()).answer_s
         self._answers = Answers(endpoint, stream, answer_s, self.traffic)
         with _open_lock:
@@ -104,10 +114,21 @@ class Connection:
             if size >= BULK:
                 self._cork.put(command, size)
                 self._send(pieces)
-            elif self._cork.put(command, size, pieces):
+            elif self._cork.put(command, size, pieces) or self._should_start(command):
                 self._send()
         finally:
             self.lock.release()
+
+    def _should_start(self, command: Command) -> bool:
+        """Whether what was just queued had better leave.
+
+        A server of llama.cpp sleeps until a step's first bytes come, and is late to
+        wake up; it takes in the inputs, each by itself, while the others are made.
+        Not where it may be waiting for another server, whose half is held back.
+        """
+        if self.dialect.lx or self._reads or self._cork.halves:
+            return False
+        return not self._at_work or command in GRAPHS
 
     def write_prepared(self, number: int, data: bytes) -> None:
         """Queue a prepared write; those in a row leave as one message.
@@ -422,10 +443,12 @@ class Connection:
         if self.recorder is not None:
             self.recorder("send", started, ended, size)
         self._owed = len(self._reads)
+        self._at_work = True
 
     def _receive(self) -> None:
         """Take every answer that is owed. Called with the lock held."""
         self.traffic.round_trips += 1
+        self._at_work = False
         refusal: RemoteFailure | None = None
         while self._owed:
             read = self._reads[0]

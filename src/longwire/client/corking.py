@@ -17,7 +17,7 @@ from longwire.wire.frames import REQUEST_HEADER
 from longwire.wire.messages import U32, Bytes
 from longwire.wire.prepared import SetPrepared
 
-__all__ = ["BEHIND_READ", "BULK", "CORK_LIMIT", "NUMBER_SIZE", "Cork"]
+__all__ = ["BEHIND_READ", "BULK", "CORK_LIMIT", "GRAPHS", "NUMBER_SIZE", "Cork"]
 
 CORK_LIMIT = 96 * 1024
 """Held-back bytes beyond this leave without waiting for a reader. So much fits the
@@ -43,7 +43,7 @@ _HALVES = frozenset(
 )
 """What a server does together with another one: it waits until that has its own."""
 
-_GRAPHS = _HALVES | {
+GRAPHS = _HALVES | {
     Command.GRAPH_RECOMPUTE,
     Command.GRAPH_COMPUTE,
     Command.LX_GRAPH_PATCH,
@@ -92,7 +92,7 @@ class Cork:
         self.corked += REQUEST_HEADER.pack(command, size)
         for piece in pieces:
             self.corked += piece
-        if command in _GRAPHS and pieces:
+        if command in GRAPHS and pieces:
             self.holds_graph = True
             self.halves += command in _HALVES
         self.size = len(self.corked)
