@@ -171,6 +171,9 @@ class TestServersOfLlamaCpp:
             connection.put(Command.COMM_ALLREDUCE, half)
         connection.post(Command.GRAPH_RECOMPUTE, RECOMPUTE)
         assert stream.sends == []
+        connection.flush()
+        connection.post(Command.GRAPH_RECOMPUTE, RECOMPUTE)
+        assert len(stream.sends) == 1
 
     def test_nothing_overtakes_a_read(self, scripted: Start) -> None:
         connection, stream, _ = scripted()

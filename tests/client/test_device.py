@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from longwire.client import memo
 from longwire.errors import ConnectionLost, RemoteFailure, UsageError
 from longwire.native.abi import Status, Usage
 from longwire.wire import messages as m
@@ -83,8 +84,68 @@ class TestDevice:
         assert not supports(r.device.plugin.address, total)
         assert r.connection.healthy
 
+    def test_a_lost_server_can_do_no_more_than_before(
+        self, rig: Make, context: int
+    ) -> None:
+        r = rig()
+        address = r.device.plugin.address
+        supports = r.ggml.library.ggml_backend_dev_supports_op
+        tensor = r.ggml.tensor(context, 64)
+        r.connection.close()
+        assert supports(address, tensor)
+        change(tensor, "op", 92)
+        assert not supports(address, tensor)
+
+    @pytest.mark.parametrize(
+        ("who", "field", "value"),
+        [
+            ("op", "op_params", np.arange(16)),
+            ("op", "nb", [4, 20, 80, 80]),
+            ("source", "type", Q4_0),
+            ("source", "ne", [4, 4, 2, 1]),
+            ("source", "nb", [4, 20, 80, 80]),
+            ("op", "src", [0] * 10),
+        ],
+    )
+    def test_what_looks_alike_is_asked_about_once(
+        self, rig: Make, context: int, who: str, field: str, value: Any
+    ) -> None:
+        r = rig()
+        seen: list[int] = []
+
+        def can_do(op: int) -> bool:
+            seen.append(op)
+            return True
+
+        r.device._can_do = can_do  # type: ignore[method-assign]
+        a, b, c = (r.ggml.tensor(context, 4, 4) for _ in range(3))
+        library = r.ggml.library
+        sums = [library.ggml_add(context, a, other) for other in (b, c)]
+        for total in [*sums, *sums]:
+            assert r.device.supports_op(total)
+        assert seen == sums[:1]
+        change(sums[1] if who == "op" else c, field, value)
+        r.device.supports_op(sums[1])
+        assert seen == sums
+        r.device.attach(r.session)
+        r.device.supports_op(sums[1])
+        assert seen == [*sums, sums[1]]
+
 
 class TestAllocSize:
+    def test_an_answer_is_kept_whatever_else_is_looked_at(
+        self, rig: Make, context: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(memo, "LIMIT", 4)
+        r = rig({Command.GET_ALLOC_SIZE: m.U64.pack(1000)})
+        asked = r.ggml.tensor(context, 64, 3, type=Q4_0)
+        plain = [r.ggml.tensor(context, 64, n) for n in range(1, 9)]
+        for tensor in [asked, *plain, asked, *plain]:
+            assert r.alloc_size(tensor) == max(
+                1000 if tensor == asked else 0, r.ggml.library.ggml_nbytes(tensor)
+            )
+        assert r.server.commands == ["GET_ALLOC_SIZE"]
+
     def test_asked_once_per_key(self, rig: Make, context: int) -> None:
         answers = {Command.GET_ALLOC_SIZE: m.U64.pack(1000)}
         r = rig(answers, index=2)
@@ -332,9 +393,48 @@ class TestData:
             r.ggml.library.ggml_backend_tensor_get(tensor, out.ctypes.data, 0, len(out))
             assert r.connection.traffic.round_trips == before + 1
             reads = [m.GetTensor.decode(request.body) for request in r.server.requests]
+        offsets = [sum(steps[:i]) * KIB for i in range(len(steps))]
+        assert [read.offset for read in reads] == offsets
         assert [read.size for read in reads] == [step * KIB for step in steps]
-        expected = b"".join(content(read.offset, read.size) for read in reads)
-        assert out.tobytes() == expected
+        parts = [
+            content(at, step * KIB) for at, step in zip(offsets, steps, strict=True)
+        ]
+        assert out.tobytes() == b"".join(parts)
+
+    @pytest.mark.parametrize(("lx_flags", "type"), [(0, F32), (None, Q8_0)])
+    def test_a_large_read_of_one_part(
+        self, rig: Make, context: int, lx_flags: int | None, type: int
+    ) -> None:
+        """By a server of ours, and of what a device may have repacked."""
+        r = rig(lx_flags=lx_flags)
+        tensor = r.ggml.tensor(context, 512, 1024, type=type)
+        size = r.ggml.library.ggml_nbytes(tensor)
+        out = np.zeros(size, np.uint8)
+        with r.buffer(2 * size) as buffer:
+            r.ggml.place(buffer, tensor)
+            r.ggml.library.ggml_backend_tensor_get(tensor, out.ctypes.data, 0, size)
+            assert r.settle() == ["GET_TENSOR"]
+        assert out.tobytes() == content(0, size)
+
+    def test_of_a_read_that_failed_half_way_nothing_is_left(
+        self, rig: Make, context: int
+    ) -> None:
+        def until_the_third(body: bytes) -> bytes | Instead:
+            read = m.GetTensor.decode(body)
+            if read.offset >= 512 * KIB:
+                return Instead.CLOSE
+            return b"x" * read.size
+
+        r = rig({Command.GET_TENSOR: until_the_third})
+        library, out = r.ggml.library, np.ones(1024 * KIB, np.uint8)
+        tensor = r.ggml.tensor(context, 256 * KIB)
+        with r.buffer(2048 * KIB) as buffer, r.backend() as backend:
+            r.ggml.place(buffer, tensor)
+            place = out.ctypes.data, 0, len(out)
+            library.ggml_backend_tensor_get_async(backend, tensor, *place)
+            library.ggml_backend_synchronize(backend)
+        assert not r.connection.healthy
+        assert not out.any()
 
     def test_reads_through_a_backend_share_a_round_trip(
         self, rig: Make, context: int

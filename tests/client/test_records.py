@@ -144,7 +144,7 @@ class TestOne:
     def test_a_long_run_keeps_few_records(
         self, ggml: Ggml, monkeypatch: pytest.MonkeyPatch, n: int
     ) -> None:
-        monkeypatch.setattr("longwire.client.records._REMEMBERED", 100)
+        monkeypatch.setattr("longwire.client.memo.LIMIT", 100)
         records = Records({})
         with ggml.context() as context:
             for i in range(n):

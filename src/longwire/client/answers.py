@@ -37,10 +37,13 @@ class Read:
     """Most bytes of an answer whose size only the server knows."""
     answer: bytes = b""
     """Such an answer."""
+    whole: memoryview | None = None
+    """What the target is a part of, where it is one."""
 
     def void(self) -> None:
         """Nobody may take what is in the target for an answer."""
-        self.target[:] = bytes(len(self.target))
+        target = self.target if self.whole is None else self.whole
+        target[:] = bytes(len(target))
 
 
 class Answers:
@@ -73,7 +76,7 @@ class Answers:
         if lx or len(read.target) < BULK:
             (size,) = ANSWER_HEADER.unpack(self._stream.take(ANSWER_HEADER.size))
         else:
-            # Nothing but this answer can follow.
+            # No more is received than this answer has.
             head = memoryview(bytearray(ANSWER_HEADER.size))
             ahead = self._stream.take_ahead(head, read.target)
             (size,) = ANSWER_HEADER.unpack(head)

@@ -15,7 +15,6 @@ from longwire.client.corking import BULK
 from longwire.client.links import route
 from longwire.client.prepared import PreparedWrites
 from longwire.client.records import (
-    NativeTensor,
     Records,
     buffer_address,
     read_tensor,
@@ -52,10 +51,12 @@ _PADDED_ROW = 512
 _WHOLE = m.SetTensor(bytes(TENSOR_SIZE), 0, 0).encode()[TENSOR_SIZE:]
 """What follows the record of a write at offset 0 that is not to be kept."""
 
-_READ_PART = 256 * 1024
 _READ_PARTS = 4
 """llama.cpp's server copies an answer before it sends it. Of one in parts it copies
-the next while the last is received; parts that are smaller cost more than that."""
+the next while the last is received."""
+
+_READ_PART = 256 * 1024
+"""Smaller ones cost more than that saves."""
 
 _BLOCK = re.compile(rb"blk\.(\d+)\.")
 
@@ -208,8 +209,7 @@ class RemoteBuffer:
 
     def init_tensor(self, tensor: int) -> bool:
         self.settle()
-        # Most are not, and the type tells soonest.
-        if QUANTIZED[type_of(tensor)] and is_padded(read_tensor(tensor)):
+        if is_padded(tensor):
             record = self._session.records.of(tensor)
             self._connection.post(Command.INIT_TENSOR, record)
         return True
@@ -230,7 +230,7 @@ class RemoteBuffer:
             self._set_weight(Weight(name, record, memory.view(data, size), offset))
             return
         # Of a few bytes a copy is made sooner than a view.
-        content = (memory.read if size < BULK else memory.view)(data, size)
+        content = memory.view(data, size) if size >= BULK else memory.read(data, size)
         # A step's inputs are many, and whole tensors.
         head = m.SetTensor(record, 0, offset).encode() if offset else record + _WHOLE
         self._connection.post(Command.SET_TENSOR, head, content)
@@ -289,24 +289,30 @@ class RemoteBuffer:
     def _read_into(
         self, tensor: int, target: memoryview, offset: int, wait: bool = True
     ) -> None:
-        size, connection = len(target), self._connection
-        step = size
-        if not connection.dialect.lx and size > _READ_PART:
-            step = max(-(-size // _READ_PARTS), _READ_PART)
+        connection = self._connection
         try:
             self.settle()
             record = self._session.records.of(tensor)
-            # An empty one is asked for as well.
-            for at in range(0, max(size, 1), max(step, 1)):
-                part = target[at : at + step]
-                body = m.GetTensor(record, offset + at, len(part)).encode()
-                connection.queue_read(Command.GET_TENSOR, body, part)
+            for part in self._parts(tensor, len(target)):
+                body = m.GetTensor(record, offset + part.start, len(part)).encode()
+                into = target[part.start : part.stop]
+                connection.queue_read(Command.GET_TENSOR, body, into, target)
             if wait:
                 connection.synchronize()
         except BaseException:
             # C has no way to hear of the failure: zeros, not garbage.
-            target[:] = bytes(size)
+            target[:] = bytes(len(target))
             raise
+
+    def _parts(self, tensor: int, size: int) -> list[range]:
+        """How a read of so many bytes is cut; an empty one is a part, too."""
+        if self._connection.dialect.lx or size <= _READ_PART:
+            return [range(size)]
+        if QUANTIZED[type_of(tensor)]:
+            # Of what a device has repacked it may only give the whole.
+            return [range(size)]
+        step = max(-(-size // _READ_PARTS), _READ_PART)
+        return [range(at, min(at + step, size)) for at in range(0, size, step)]
 
     def set_tensor_2d(self, tensor: int, rows: Rows) -> None:
         uploader = None
@@ -417,10 +423,10 @@ def unusable(connection: Connection, command: Command, reason: str) -> LongwireE
     return connection.fail(failure, command.name)
 
 
-def is_padded(tensor: NativeTensor) -> bool:
+def is_padded(tensor: int) -> bool:
     """Whether the server's device may pad this tensor's rows."""
-    return (
-        bool(QUANTIZED[tensor.type])
-        and tensor.ne[0] % _PADDED_ROW != 0
-        and not tensor.view_src
-    )
+    # Most are not quantised, and the type tells soonest.
+    if not QUANTIZED[type_of(tensor)]:
+        return False
+    t = read_tensor(tensor)
+    return t.ne[0] % _PADDED_ROW != 0 and not t.view_src

@@ -80,7 +80,7 @@ class Connection:
         self.users = 0
         """Who counts on this connection; `remote` closes it after the last."""
         self._stream = stream
-        stream.be_eager()
+        stream.be_eager(answers_only=True)
         self.lock = threading.RLock()
         """Held for all that is queued, sent and received."""
         self._reason: LongwireError | None = None
@@ -91,7 +91,7 @@ class Connection:
         self._owed = 0
         """How many of them have been sent: the first ones."""
         self._at_work = False
-        """The server has got something since its last answer."""
+        """Something was sent since an answer was last waited for."""
         answer_s = (deadlines or Deadlines()).answer_s
         self._answers = Answers(endpoint, stream, answer_s, self.traffic)
         with _open_lock:
@@ -124,7 +124,8 @@ class Connection:
 
         A server of llama.cpp sleeps until a step's first bytes come, and is late to
         wake up; it takes in the inputs, each by itself, while the others are made.
-        Not where it may be waiting for another server, whose half is held back.
+        Never once it has worked together with another server: it may be waiting for
+        that one, whose half is held back.
         """
         if self.dialect.lx or self._reads or self._cork.halves:
             return False
@@ -221,13 +222,22 @@ class Connection:
         self.queue_read(command, body, target)
         self.synchronize()
 
-    def queue_read(self, command: Command, body: m.Bytes, target: memoryview) -> None:
+    def queue_read(
+        self,
+        command: Command,
+        body: m.Bytes,
+        target: memoryview,
+        whole: memoryview | None = None,
+    ) -> None:
         """Queue a command whose answer goes to `target`, by `synchronize` at latest.
+
+        `whole` is what the target is a part of: of that nothing is left if the read
+        fails.
 
         Raises:
             LongwireError: the latched failure.
         """
-        self._queue(Read(command, target), body)
+        self._queue(Read(command, target, whole=whole), body)
 
     def _queue(self, read: Read, body: m.Bytes) -> None:
         self._claim(len(body))

@@ -1,8 +1,8 @@
 """What a connection holds back, and how much of it.
 
-Commands without an answer are only appended here. They leave, all in one
-write, with the next command whose answer somebody waits for: a decode step's
-inputs, the recompute and the read of its result are one write and one read.
+Commands without an answer are only appended here. They leave with the next command
+whose answer somebody waits for: to a server of ours, a decode step's inputs, the
+recompute and the read of its result are one write and one read.
 
 When that is, and who may be waiting, is the connection's (`client/connection.py`).
 """

@@ -12,13 +12,13 @@ from longwire.client.buffer import (
     unusable,
 )
 from longwire.client.connection import Connection
+from longwire.client.memo import remember
 from longwire.client.records import (
     NativeTensor,
     buffers_of,
     node_layout,
     op_layout,
     read_tensor,
-    remember,
 )
 from longwire.client.support import OpSupport
 from longwire.errors import LongwireError, RemoteError, RemoteFailure, UsageError
@@ -65,6 +65,8 @@ class RemoteDevice:
             self.description += f" ({info.name}: {info.description})"
         self.attach(session, info)
         self._nbytes = registry.engine.library.ggml_nbytes
+        self._plain_sizes: dict[tuple[object, ...], int] = {}
+        """Of what no server is asked about."""
         self.plugin: DevicePlugin = registry.add(self)
 
     def attach(self, session: Session, info: LxDevice | None = None) -> None:
@@ -136,21 +138,17 @@ class RemoteDevice:
         Source shapes count for nothing: a growing KV cache would have it asked each
         time, and the worst case is always asked first.
         """
-        known, key = self.session.alloc_sizes, (self.index, *op_layout(tensor))
-        size = known.get(key)
+        asked, key = self.session.alloc_sizes, (self.index, *op_layout(tensor))
+        size = asked.get(key) or self._plain_sizes.get(key)
         if size is None:
-            size = self._find_alloc_size(tensor)
-            if self.connection.healthy:
-                remember(known, key, size)
+            size = int(self._nbytes(tensor))
+            t = read_tensor(tensor)
+            if t.op not in _SIZE_QUERY_OPS and not is_padded(tensor):
+                remember(self._plain_sizes, key, size)
+            elif self.connection.healthy and self.session.records.fit(t):
+                # Kept for good: what is asked later may not be the worst case.
+                size = asked[key] = max(size, self._ask_alloc_size(t))
         return size
-
-    def _find_alloc_size(self, tensor: int) -> int:
-        least: int = self._nbytes(tensor)
-        t = read_tensor(tensor)
-        asked = t.op in _SIZE_QUERY_OPS or is_padded(t)
-        if not asked or not self.connection.healthy or not self.session.records.fit(t):
-            return least
-        return max(least, self._ask_alloc_size(t))
 
     def _ask_alloc_size(self, tensor: NativeTensor) -> int:
         encode, fit = self.session.records.encode, self.session.records.fit
@@ -198,13 +196,12 @@ class RemoteDevice:
         device can do is known from a server that speaks LX; another is believed to
         do everything.
         """
-        key = node_layout(op)
-        known = self._supported.get(key)
+        answers, key = self._supported, node_layout(op)
+        known = answers.get(key)
         if known is None:
-            if not self.connection.healthy:
-                return True
             known = self._can_do(op)
-            remember(self._supported, key, known)
+            if self.connection.healthy:
+                remember(answers, key, known)
         return known
 
     def _can_do(self, op: int) -> bool:
@@ -214,7 +211,7 @@ class RemoteDevice:
         sources = [read_tensor(src) if src else None for src in t.src]
         if not all(fit(source) for source in sources if source):
             return False
-        if self.connection.server is None:
+        if self.connection.server is None or not self.connection.healthy:
             return True
         return self.support.supports(t, sources)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import secrets
 import struct
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from longwire.client.memo import remember
 from longwire.errors import UsageError
 from longwire.native.abi import GGML_TENSOR
 from longwire.native.graph import gather, graph_nodes, use_counts
@@ -27,8 +28,7 @@ from longwire.wire.tensors import (
 )
 
 __all__ = ["NativeTensor", "Records", "TENSOR_BYTES", "buffer_address"]
-__all__ += ["buffers_of", "node_layout", "op_layout", "read_tensor", "remember"]
-__all__ += ["type_of"]
+__all__ += ["buffers_of", "node_layout", "op_layout", "read_tensor", "type_of"]
 
 TENSOR_BYTES: int = GGML_TENSOR.itemsize
 """Of a `ggml_tensor`."""
@@ -42,9 +42,6 @@ _SOURCES = struct.Struct("<10Q")
 _NOTHING = bytes(8)
 _NATIVE = struct.Struct("<i4xQ4q4Qi64si10QQQQ64sQ8x")
 assert _NATIVE.size == TENSOR_BYTES
-
-_REMEMBERED = 8192
-"""Of each sort; a load names each weight once."""
 
 
 class NativeTensor(NamedTuple):
@@ -101,8 +98,8 @@ def op_layout(address: int) -> tuple[bytes, bytes, bool]:
 
 
 def node_layout(address: int) -> tuple[bytes, ...]:
-    """All that doing an op can depend on: `op_layout`, and of each source type, shape
-    and strides."""
+    """All that doing an op can depend on, to compare: type; shape, strides, op and
+    parameters; of each source type, and shape and strides."""
     raw = read(address, _VIEW_SRC)
     layout = [raw[:_TYPE_BYTES], raw[_NE:_FLAGS]]
     for source in _SOURCES.unpack_from(raw, _SRC):
@@ -112,17 +109,6 @@ def node_layout(address: int) -> tuple[bytes, ...]:
         else:
             layout.append(b"")
     return tuple(layout)
-
-
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-def remember(known: dict[K, V], key: K, value: V) -> None:
-    """Keep a value, and no more of them than a few large models need."""
-    if len(known) >= _REMEMBERED:
-        known.clear()
-    known[key] = value
 
 
 def buffer_address(tensor: int) -> int:

@@ -26,8 +26,8 @@ __all__ = ["GraphStore", "StoredGraph", "build_graph"]
 _NAME = "GRAPH_COMPUTE"
 _SIZE_LIMIT = float(1 << 62)
 _I32 = 26
-_POINTS = np.zeros(OP_COUNT, np.bool_)
-_POINTS[list(POINTER_OPS)] = True
+_HOLDS_POINTER = np.zeros(OP_COUNT, np.bool_)
+_HOLDS_POINTER[list(POINTER_OPS)] = True
 
 Columns = npt.NDArray[Any]
 
@@ -89,7 +89,7 @@ def _check_types(records: Columns) -> None:
     _require(known, "type that does not exist", types)
     _require(BLOCK_SIZE[types] > 0, "type that was removed", types)
     _require(ops < OP_COUNT, "op that does not exist", ops)
-    _require(~_POINTS[ops], "op that carries a function pointer", ops)
+    _require(~_HOLDS_POINTER[ops], "op that carries a function pointer", ops)
 
 
 def _marked(count: int, *indices: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -101,7 +101,8 @@ def _marked(count: int, *indices: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_
 
 
 def _elements(records: Columns) -> npt.NDArray[np.float64]:
-    """Of every record, as a float: a product of wire numbers may pass 2^64."""
+    """Of every record, as a float: a product of wire numbers may pass 2^64. Shapes
+    that nothing can have are refused."""
     ne = records["ne"]
     whole = ne[:, 0] % BLOCK_SIZE[records["type"]] == 0
     _require(whole, "row that is no multiple of its type's block", records["name"])
@@ -119,12 +120,13 @@ def _sizes(
     """`nbytes` of every record; sums that would not fit are refused."""
     name = records["name"]
     ne = records["ne"].astype(np.uint64)
-    for wide in too_wide(ne, nb).T:
-        _require(~wide, "strides that are too large", name)
+    fits = np.all(~too_wide(ne, nb), axis=1)
+    _require(fits, "strides that are too large", name)
     block = BLOCK_SIZE[records["type"]].astype(np.uint64)
     last = np.where(ne > 0, ne - np.uint64(1), np.uint64(0))
     # Two 32-bit factors make less than 2^64, and others less than 2^62; their
     # sum is checked as a float.
+    # Four columns: numpy would take longer over rows of four.
     s0, s1, s2, s3 = (last * nb).T
     s0 = np.where(
         block == 1,

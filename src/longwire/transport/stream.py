@@ -72,10 +72,12 @@ class Stream:
         """Inside of a call that receives."""
         self._arrivals: select.poll | None = None
         """Looked at busily, where that may be done."""
-        self._answering = False
+        self._answers_only = False
+        """Look at it so only for the first of an answer."""
+        self._answer_due = False
         """Something was sent, and nothing has been waited for since."""
         self._prompt = False
-        """The last answer came so soon that a busy wait would have been right."""
+        """What was waited for so last came so soon that this was right."""
         self._turn = threading.Lock()
         """Held inside of each call that sends or receives."""
 
@@ -89,11 +91,13 @@ class Stream:
         """The other end's, in DER; None if it showed none."""
         return None
 
-    def be_eager(self) -> None:
-        """Wait busily from now on for an answer that is likely to come within half a
-        millisecond, since the last one did. What comes behind its first bytes says
-        nothing of that. Not where the system cannot be asked what has come, as
+    def be_eager(self, answers_only: bool = False) -> None:
+        """Wait busily from now on for what is likely to come within half a
+        millisecond, since what was waited for last did. With `answers_only` that is
+        the first of what comes after something was sent: what follows says nothing
+        of the next time. Not where the system cannot be asked what has come, as
         Windows cannot."""
+        self._answers_only = answers_only
         if not hasattr(select, "poll"):
             return
         self._arrivals = select.poll()
@@ -115,7 +119,7 @@ class Stream:
         pending = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
         # One turn for all: nothing that is offered may come in between.
         with self._turn:
-            self._answering = True
+            self._answer_due = True
             while pending:
                 sent = self._write_some(_capped(pending[:MAX_PIECES]))
                 while pending and sent >= len(pending[0]):
@@ -302,8 +306,8 @@ class Stream:
         targets: tuple[memoryview, ...],
         poll: Callable[[float], list[tuple[int, int]]],
     ) -> int:
-        """Receive the first of an answer; wait busily if the last one was prompt."""
-        self._answering = False
+        """Receive, and wait busily if the last wait was short."""
+        self._answer_due = False
         started = time.perf_counter()
         if self._prompt and not self._holds_more():
             until = started + _EAGER_S
@@ -327,7 +331,7 @@ class Stream:
     def _receive(self, *targets: memoryview) -> int:
         with self._turn:
             self.waiting = True
-            if self._arrivals is None or not self._answering:
+            if self._arrivals is None or (self._answers_only and not self._answer_due):
                 received = self._read(targets)
             else:
                 received = self._receive_soon(targets, self._arrivals.poll)
