@@ -159,6 +159,14 @@ class TestAllocSize:
         assert Tensor.decode(asked.tensor).name == b"first"
         assert asked.srcs == NULL_TENSOR * 10
 
+    def test_of_nothing_it_is_known(self, rig: Make, context: int) -> None:
+        """Of a prompt's parts but the last nobody wants logits."""
+        r = rig()
+        tensor = r.ggml.tensor(context, 64, 0)
+        change(tensor, "op", MUL_MAT)
+        assert r.alloc_size(tensor) == 0
+        assert r.server.requests == []
+
     @pytest.mark.parametrize(
         ("field", "value"),
         [

@@ -13,6 +13,7 @@ from longwire.wire.tensors import TENSOR_SIZE, Tensor
 
 TOP_K = 70
 ADD = 2
+GET_ROWS = 40
 
 
 class Server:
@@ -143,3 +144,21 @@ def test_a_growing_part_is_asked_about_at_once() -> None:
     for n in range(256, 4096, 256):
         assert device.supports(tensor(ADD, n), part(n))
     assert device.asked == 2
+
+
+def test_what_is_empty_is_not_asked_about() -> None:
+    """Nor would a device that cannot do the op have anything to do."""
+    device, server = support()
+    assert device.supports(tensor(TOP_K, 2048, 0), ten(tensor(0, 2048, 0)))
+    assert not server.asked
+    assert not device.supports(tensor(TOP_K, 2048), ten(tensor(0, 2048)))
+
+
+def test_one_row_of_many_is_asked_along() -> None:
+    """A prompt's last part has one row of logits: no question in the middle of it."""
+    device, server = support()
+    many = tensor(0, 640, 128)
+    assert device.supports(tensor(GET_ROWS, 640, 128), ten(many, tensor(0, 128)))
+    assert [op.ne for op in server.asked] == [(640, 128, 1, 1), (640, 1, 1, 1)]
+    assert device.supports(tensor(GET_ROWS, 640, 1), ten(many, tensor(0, 1)))
+    assert device.asked == 1

@@ -143,7 +143,7 @@ class RemoteDevice:
         if size is None:
             size = int(self._nbytes(tensor))
             t = read_tensor(tensor)
-            if t.op not in _SIZE_QUERY_OPS and not is_padded(tensor):
+            if not size or (t.op not in _SIZE_QUERY_OPS and not is_padded(tensor)):
                 remember(self._plain_sizes, key, size)
             elif self.connection.healthy and self.session.records.fit(t):
                 # Kept for good: what is asked later may not be the worst case.

@@ -1,9 +1,10 @@
-"""What an op will look like when the KV cache in use has grown.
+"""What an op will look like later in a prompt.
 
 llama.cpp asks about a graph of the largest sizes first, and then about graphs that
 look at a growing part of the cache: views, which devices may answer differently for.
 A question in the middle of a long prompt waits for all that its worker computes,
-so the larger ones are asked along with the first.
+so the larger ones are asked along with the first. So is the one row that is taken of
+a prompt's last part, for its logits.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Iterator, Sequence
 
 from longwire.client.records import NativeTensor
 
-__all__ = ["Growth"]
+__all__ = ["Growth", "one_row"]
+
+_GET_ROWS = 40
 
 _DOUBLINGS = 16
 
@@ -48,6 +51,19 @@ class Growth:
                 return
             last = [grown, *rest]
             yield grown, rest
+
+
+def one_row(
+    op: NativeTensor, sources: _Sources
+) -> Iterator[tuple[NativeTensor, _Sources]]:
+    """Where the op takes several rows, the same with a single one."""
+    ids = sources[1]
+    if op.op != _GET_ROWS or ids is None or op.ne[1] < 2:
+        return
+    row, id_ = op.nb[1], ids.nb[0]
+    one = op._replace(ne=(op.ne[0], 1, 1, 1), nb=(op.nb[0], row, row, row))
+    its = ids._replace(ne=(1, 1, 1, 1), nb=(id_, id_, id_, id_))
+    yield one, [sources[0], its, *sources[2:]]
 
 
 def _largest(a: _Ne, b: _Ne) -> _Ne:

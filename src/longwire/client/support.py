@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from longwire.client.connection import Connection
-from longwire.client.growth import Growth
+from longwire.client.growth import Growth, one_row
 from longwire.client.records import NativeTensor, Records
 from longwire.wire.constants import U32_MAX, Command
 from longwire.wire.lx import SupportsOps
@@ -71,14 +71,16 @@ class OpSupport:
         Raises:
             RemoteError: the device could not be asked.
         """
-        if op.op in _LAYOUT_OPS:
+        # Of a prompt's parts but the last nobody wants logits: from the last layer on
+        # they are empty, and backends leave empty ones alone.
+        if op.op in _LAYOUT_OPS or 0 in op.ne:
             return True
         kind, sizes = _names(op, sources)
         known = _known(self._known.get(kind, {}), sizes)
         if known is None:
             questions = {(kind, sizes): _Question(op, sources)}
-            for larger in self._growth.ahead(op, sources):
-                questions.setdefault(_names(*larger), _Question(*larger))
+            for later in (*self._growth.ahead(op, sources), *one_row(op, sources)):
+                questions.setdefault(_names(*later), _Question(*later))
             self._ask(questions)
             known = self._known[kind][sizes]
         return known
