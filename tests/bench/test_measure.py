@@ -118,8 +118,8 @@ def test_servers_with_the_models_folder_need_not_be_sent_it(tiny: Path) -> None:
     )
     report = measure(settings)
     check_schema(report.as_json(), "load", [OURS])
-    # The prompt, its graphs, and what is asked about ops: for a toy, a tenth of it.
-    assert 0 < report.received()[OURS] < tiny.stat().st_size / 8
+    # The prompt, its graphs, and what is asked about ops.
+    assert 0 < report.received()[OURS] < tiny.stat().st_size / 10
     plain = measure(Settings("load", model=str(tiny), engine="xllamacpp", **QUICK))
     assert plain.received() == {}
     assert plain.wire()[OURS]["bytes_sent"] > tiny.stat().st_size / 2

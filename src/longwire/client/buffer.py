@@ -306,10 +306,9 @@ class RemoteBuffer:
 
     def _parts(self, tensor: int, size: int) -> list[range]:
         """How a read of so many bytes is cut; an empty one is a part, too."""
-        if self._connection.dialect.lx or size <= _READ_PART:
-            return [range(size)]
-        if QUANTIZED[type_of(tensor)]:
-            # Of what a device has repacked it may only give the whole.
+        small = size <= _READ_PART
+        # Of what a device has repacked it may only give the whole.
+        if small or self._connection.dialect.lx or QUANTIZED[type_of(tensor)]:
             return [range(size)]
         step = max(-(-size // _READ_PARTS), _READ_PART)
         return [range(at, min(at + step, size)) for at in range(0, size, step)]

@@ -76,14 +76,28 @@ class OpSupport:
         if op.op in _LAYOUT_OPS or 0 in op.ne:
             return True
         kind, sizes = _names(op, sources)
-        known = _known(self._known.get(kind, {}), sizes)
+        known = self._answer(kind, sizes)
         if known is None:
             questions = {(kind, sizes): _Question(op, sources)}
             for later in (*self._growth.ahead(op, sources), *one_row(op, sources)):
-                questions.setdefault(_names(*later), _Question(*later))
+                names = _names(*later)
+                if self._answer(*names) is None:
+                    questions.setdefault(names, _Question(*later))
             self._ask(questions)
             known = self._known[kind][sizes]
         return known
+
+    def _answer(self, kind: Kind, sizes: Sizes) -> bool | None:
+        """What larger and smaller ones of the same kind say, if they say anything.
+
+        What a device can do for large tensors it can do for small ones, and what it
+        cannot do for small ones it cannot for large ones.
+        """
+        for known, answer in self._known.get(kind, {}).items():
+            larger, smaller = (known, sizes) if answer else (sizes, known)
+            if all(a >= b for a, b in zip(larger, smaller, strict=True)):
+                return answer
+        return None
 
     def _ask(self, questions: _Questions) -> None:
         """Ask, and what other devices were asked as well, if this is the first time."""
@@ -116,19 +130,6 @@ def _names(
     tensors = [op, *(source for source in sources if source)]
     kind = (op.op, op.op_params, *map(_kind, tensors))
     return kind, tuple(size for tensor in tensors for size in map(_size, tensor.ne))
-
-
-def _known(answers: dict[Sizes, bool], sizes: Sizes) -> bool | None:
-    """What larger and smaller ones of the same kind say, if they say anything.
-
-    What a device can do for large tensors it can do for small ones, and what it
-    cannot do for small ones it cannot for large ones.
-    """
-    for known, answer in answers.items():
-        larger, smaller = (known, sizes) if answer else (sizes, known)
-        if all(a >= b for a, b in zip(larger, smaller, strict=True)):
-            return answer
-    return None
 
 
 def _size(n: int) -> int:

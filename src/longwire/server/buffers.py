@@ -212,11 +212,11 @@ class BufferTable:
             copy(own, overlay.memory.base, overlay.memory.size)
         take_back(buffer.device.engine, overlay.memory)
 
-    def overlaid(self, handles: npt.NDArray[np.uint64]) -> list[SessionBuffer]:
+    def overlaid(self, handles: Iterable[int]) -> list[SessionBuffer]:
         """Those buffers of these handles that have overlays."""
         if not any(len(b.overlays) for b in self._by_handle.values()):
             return []
-        found = map(self._by_handle.get, np.unique(handles).tolist())
+        found = map(self._by_handle.get, handles)
         return [buffer for buffer in found if buffer and len(buffer.overlays)]
 
     def memory(self, handles: Iterable[int]) -> dict[int, NativeBuffer]:

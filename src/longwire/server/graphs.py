@@ -60,8 +60,7 @@ def build_graph(
     # ggml counts on a NUL in a name's 64 bytes.
     native["name"] = records["name"].astype("S63")
     sizes = _sizes(records, nb, elements)
-    handles, places = buffers.columns(records["buffer"])
-    _place(records, native, sizes, places, buffers)
+    handles = _place(records, native, sizes, buffers)
     sources = ids.resolve(records["src"].ravel(), "source").reshape(-1, 10)
     views = ids.resolve(records["view_src"], "viewed tensor")
     computing = nodes[~NO_DATA[native["op"][nodes]]]
@@ -142,14 +141,11 @@ def _sizes(
 
 
 def _place(
-    records: Columns,
-    native: Columns,
-    sizes: Columns,
-    places: tuple[npt.NDArray[np.uint64], ...],
-    buffers: BufferTable,
-) -> None:
-    """Turn handles and virtual addresses into pointers, all bounds checked."""
-    base, room, address, real = places
+    records: Columns, native: Columns, sizes: Columns, buffers: BufferTable
+) -> frozenset[int]:
+    """Turn handles and virtual addresses into pointers, all bounds checked; returns
+    the handles."""
+    handles, (base, room, address, real) = buffers.columns(records["buffer"])
     data = records["data"].astype(np.uint64)
     name = records["name"]
     owned = address > 0
@@ -159,9 +155,10 @@ def _place(
     _require(inside | ~owned | (sizes == 0), "tensor outside its buffer", name)
     native["buffer"] = address
     native["data"] = np.where(owned, real + np.where(inside, offset, 0), 0)
-    for buffer in buffers.overlaid(records["buffer"]):
+    for buffer in buffers.overlaid(handles):
         rows = np.flatnonzero(inside & (records["buffer"] == buffer.handle))
         _overlay(native, rows, offset[rows], sizes[rows], buffer, buffers)
+    return handles
 
 
 def _overlay(
