@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -7,13 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from longwire.bench.measure import measure
-from longwire.bench.settings import BENCHES, PAIRS, Settings
+from longwire.bench.measure import in_turn, measure
+from longwire.bench.settings import BENCHES, PAIRS, Pair, Settings
 from longwire.cli.main import main
 
 ALL = [str(pair) for pair in PAIRS]
@@ -47,6 +49,16 @@ def check_schema(report: dict[str, Any], bench: str, pairs: list[str]) -> None:
     ours = [name for name in pairs if name.startswith("longwire-")]
     assert list(report["wire"]) == ours
     assert json.loads(json.dumps(report)) == report
+
+
+@pytest.mark.parametrize("count", range(1, 7))
+def test_each_pairing_follows_each_other_as_often(count: int) -> None:
+    pairs = tuple(Pair(str(i), str(i)) for i in range(count))
+    runs = [in_turn(pairs, run) for run in range(2 * count)]
+    assert all(set(run) == set(pairs) for run in runs)
+    followed = Counter(two for run in runs for two in itertools.pairwise(run))
+    expected = itertools.permutations(pairs, 2)
+    assert followed == Counter({two: 2 for two in expected})
 
 
 @pytest.mark.usefixtures("peers")

@@ -20,7 +20,7 @@ from longwire.errors import LongwireError
 from longwire.models.index import load_index
 from longwire.native.engine import load_engine
 
-__all__ = ["measure"]
+__all__ = ["in_turn", "measure"]
 
 _BLOCK = 1 << 24
 
@@ -84,7 +84,7 @@ class _Bench:
             if self.settings.bench == "hop":
                 say(f"{label}, {LOCAL}")
                 report.add(LOCAL, self._job(LOCAL, ()))
-            for pair in _rotated(pairs, number):
+            for pair in in_turn(pairs, number):
                 say(f"{label}, {pair}")
                 report.add(str(pair), self._pair(pair))
 
@@ -136,6 +136,14 @@ def _grown(before: Sequence[int | None], after: Sequence[int | None]) -> int | N
     return sum(grown) if grown and len(grown) == len(before) else None
 
 
-def _rotated(pairs: Sequence[Pair], by: int) -> list[Pair]:
-    by %= len(pairs)
-    return [*pairs[by:], *pairs[:by]]
+def in_turn(pairs: Sequence[Pair], run: int) -> list[Pair]:
+    """The order of a run: over all of them each pair follows each other as often.
+
+    Who was served before is felt: by where in memory a server finds room for its
+    weights, some percent of a step. The scheme is Williams's, of an even number of
+    pairs in as many runs, of an odd one in twice as many.
+    """
+    count = len(pairs)
+    zigzag = [i // 2 if i % 2 == 0 else count - 1 - i // 2 for i in range(count)]
+    order = [pairs[(i + run) % count] for i in zigzag]
+    return order[::-1] if count % 2 and run // count % 2 else order
