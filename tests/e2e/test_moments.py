@@ -71,14 +71,14 @@ def test_a_worker_lost_between_a_step_and_its_token(
     sampling = Sampling(temperature=1.0, seed=SEEDED)
     top = Reduction.top
     doomed: list[LocalWorker] = []
-    calls = []
+    calls: list[Reduction] = []
 
-    def losing(self: Reduction, distinct: bool) -> npt.NDArray[Any] | None:
-        calls.append(distinct)
+    def losing(self: Reduction) -> npt.NDArray[Any] | None:
+        calls.append(self)
         if doomed and len(calls) == 5:
             os.killpg(doomed.pop().process.pid, signal.SIGKILL)
             self.whole()
-        return top(self, distinct)
+        return top(self)
 
     def tokens(rpc: str) -> list[int]:
         with exact_engine(model, "xllamacpp", rpc, on_failure="resume") as engine:

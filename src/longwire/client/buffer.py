@@ -17,10 +17,11 @@ from longwire.client.prepared import PreparedWrites
 from longwire.client.records import (
     Records,
     buffer_address,
+    name_of,
     read_tensor,
     type_of,
 )
-from longwire.client.reduction import Reduction
+from longwire.client.reduction import LOGITS, Reduction
 from longwire.client.reduction import current as current_reduction
 from longwire.client.reuse import GraphReuse
 from longwire.client.together import Post, post_together
@@ -254,7 +255,7 @@ class RemoteBuffer:
 
     def _note_layer(self, tensor: int) -> bytes:
         """Weights tell by their names which layers a device holds."""
-        name = read_tensor(tensor).name
+        name = name_of(tensor)
         match = _BLOCK.match(name)
         if match:
             self.device.layers.add(int(match[1]))
@@ -267,7 +268,7 @@ class RemoteBuffer:
         """Read by the next `synchronize` of the connection."""
         reduction = current_reduction()
         if reduction is not None and self._connection.dialect.lx:
-            if reduction.covers(read_tensor(tensor).name, size):
+            if reduction.covers(size) and name_of(tensor) == LOGITS:
                 self._queue_top(tensor, data, offset, size, reduction)
                 return
         self._read_into(tensor, memory.view(data, size), offset, wait=False)
@@ -278,9 +279,10 @@ class RemoteBuffer:
         """Read the largest numbers only."""
         self.settle()
         record = self._session.records.of(tensor)
-        connection, row = self._connection, m.GetTensor(record, offset, size).encode()
+        connection = self._connection
 
         def fetch() -> None:
+            row = m.GetTensor(record, offset, size).encode()
             connection.ask_into(Command.GET_TENSOR, row, memory.view(data, size))
 
         body = Top(record, offset, size, reduction.k).encode()

@@ -28,7 +28,8 @@ from longwire.wire.tensors import (
 )
 
 __all__ = ["NativeTensor", "Records", "TENSOR_BYTES", "buffer_address"]
-__all__ += ["buffers_of", "node_layout", "op_layout", "read_tensor", "type_of"]
+__all__ += ["buffers_of", "name_of", "node_layout", "op_layout", "read_tensor"]
+__all__ += ["type_of"]
 
 TENSOR_BYTES: int = GGML_TENSOR.itemsize
 """Of a `ggml_tensor`."""
@@ -37,6 +38,8 @@ assert GGML_TENSOR.fields is not None
 _OFFSETS = {name: field[1] for name, field in GGML_TENSOR.fields.items()}
 _BUFFER, _NE, _OP = (_OFFSETS[name] for name in ("buffer", "ne", "op"))
 _FLAGS, _SRC, _VIEW_SRC = (_OFFSETS[name] for name in ("flags", "src", "view_src"))
+_NAME = _OFFSETS["name"]
+_NAME_BYTES = 64
 _TYPE_BYTES = 4
 _SOURCES = struct.Struct("<10Q")
 _NOTHING = bytes(8)
@@ -85,6 +88,11 @@ def read_tensor(address: int) -> NativeTensor:
 def type_of(address: int) -> int:
     """A tensor's type."""
     return read_i32(address)
+
+
+def name_of(address: int) -> bytes:
+    """A tensor's name."""
+    return read(address + _NAME, _NAME_BYTES).split(b"\0", 1)[0]
 
 
 def op_layout(address: int) -> tuple[bytes, bytes, bool]:

@@ -311,7 +311,8 @@ class Engine:
         """Append tokens to the context, for `choose` to go on from.
 
         With `top_k`, that many of the last one's largest logits are all that need
-        come from a worker: what decides on the next token, without the row.
+        come from a worker: what decides on the next token, without the row. 1 is for
+        a choice without a sampler; one with a top-k of 1 wants 2.
 
         Raises:
             UsageError: no tokens, unknown ones, or more than the context holds.
@@ -344,13 +345,15 @@ class Engine:
             UsageError: there was no `advance` or `eval` since the context changed.
             RemoteError: a worker failed.
         """
-        top = self._last_step().top(distinct=sampler is not None)
-        if top is None:
-            logits = self._logits()
-            if sampler is None:
-                return int(np.argmax(logits))
-            return sampler.sample(self.context)
-        return int(top["index"][0]) if sampler is None else sampler.sample_from(top)
+        step = self._last_step()
+        if sampler is None:
+            best = step.best()
+            return int(np.argmax(self._logits())) if best is None else best
+        top = step.top()
+        if top is not None:
+            return sampler.sample_from(top)
+        self._logits()
+        return sampler.sample(self.context)
 
     def _decode(self, tokens: Sequence[int]) -> None:
         for at in range(0, len(tokens), self._layout.n_batch):

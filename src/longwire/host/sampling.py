@@ -39,7 +39,11 @@ class Sampling:
 
     @property
     def entries(self) -> int | None:
-        """How many of the largest logits decide on the token; None for all."""
+        """How many of the largest logits decide on the token; None for all.
+
+        A single one is enough for a greedy choice only, since a sampler has its own
+        way with equals.
+        """
         if self.greedy:
             return 1
-        return self.top_k if self.top_k > 0 else None
+        return max(self.top_k, 2) if self.top_k > 0 else None
