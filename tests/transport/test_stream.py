@@ -76,9 +76,16 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 class TestSend:
     def test_all_pieces_in_one_call(self) -> None:
         sock = Grudging([1 << 30])
+        bulk = bytes(8192)
+        over(sock).send([b"ab", bytearray(b"c"), b"", memoryview(bulk)])
+        assert sock.sent == b"abc" + bulk
+        assert sock.calls == [[2, 1, 8192]]
+
+    def test_a_little_goes_as_one_piece(self) -> None:
+        sock = Grudging([4, 1 << 30])
         over(sock).send([b"ab", bytearray(b"c"), b"", memoryview(b"def")])
         assert sock.sent == b"abcdef"
-        assert sock.calls == [[2, 1, 3]]
+        assert sock.calls == [[6], [2]]
 
     def test_nothing_at_all(self) -> None:
         sock = Grudging([])
@@ -93,7 +100,7 @@ class TestSend:
 
     def test_many_pieces_need_several_calls(self) -> None:
         sock = Grudging(forever([1 << 30]))
-        pieces = [bytes([i % 251]) for i in range(1300)]
+        pieces = [bytes([i % 251]) * 4 for i in range(1300)]
         over(sock).send(pieces)
         assert sock.sent == b"".join(pieces)
         assert [len(call) for call in sock.calls] == [512, 512, 276]
@@ -101,12 +108,15 @@ class TestSend:
     @given(
         st.lists(st.binary(max_size=20), max_size=30),
         st.lists(st.integers(1, 25), min_size=1, max_size=5),
+        st.sampled_from([0, 100, 4096]),
     )
     def test_partial_writes_go_on_where_they_stopped(
-        self, pieces: list[bytes], steps: list[int]
+        self, pieces: list[bytes], steps: list[int], small: int
     ) -> None:
         sock = Grudging(forever(steps))
-        over(sock).send(pieces)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "_SMALL", small)
+            over(sock).send(pieces)
         assert sock.sent == b"".join(pieces)
 
     @given(
@@ -119,6 +129,7 @@ class TestSend:
         sock = Grudging(forever(steps))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "MAX_CALL", 7)
+            patch.setattr(module, "_SMALL", 0)
             over(sock).send(pieces)
         assert sock.sent == b"".join(pieces)
         assert all(0 < sum(call) <= 7 for call in sock.calls)

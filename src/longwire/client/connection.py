@@ -48,7 +48,9 @@ _log = logging.getLogger("longwire.client")
 
 T = TypeVar("T")
 
-_open: weakref.WeakSet[Connection] = weakref.WeakSet()
+_open: tuple[weakref.ref[Connection], ...] = ()
+"""Replaced, never changed: each step looks through it, and takes no lock for that."""
+
 _open_lock = threading.Lock()
 
 
@@ -94,8 +96,7 @@ class Connection:
         """Something was sent since an answer was last waited for."""
         answer_s = (deadlines or Deadlines()).answer_s
         self._answers = Answers(endpoint, stream, answer_s, self.traffic)
-        with _open_lock:
-            _open.add(self)
+        _note(self)
 
     @property
     def healthy(self) -> bool:
@@ -476,12 +477,20 @@ class Connection:
             raise refusal
 
 
+def _note(connection: Connection) -> None:
+    global _open
+    with _open_lock:
+        others = (other for other in _open if other() is not None)
+        _open = (*others, weakref.ref(connection))
+
+
 def flush_all(but: Connection | None = None) -> None:
     """Send the graphs that any connection holds back, before somebody waits."""
-    with _open_lock:
-        connections = list(_open)
-    for connection in connections:
-        if connection is not but and connection._cork.holds_graph:
+    for reference in _open:
+        connection = reference()
+        if connection is None or connection is but:
+            continue
+        if connection._cork.holds_graph:
             try:
                 connection.flush()
             except LongwireError:

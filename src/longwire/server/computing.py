@@ -16,35 +16,39 @@ from longwire.wire.spans import COMPUTING
 
 __all__ = ["graph_compute", "graph_patch", "graph_recompute"]
 
+_COMPUTE = Command.GRAPH_COMPUTE.name
+_PATCH = Command.LX_GRAPH_PATCH.name
+_RECOMPUTE = Command.GRAPH_RECOMPUTE.name
+
 
 def graph_compute(s: SessionState, body: memoryview, length: int) -> Pieces:
     message = Graph.decode(s.dialect, body)
-    device = s.device(message.device, Command.GRAPH_COMPUTE.name)
+    device = s.device(message.device, _COMPUTE)
     graph = build_graph(message, s.buffers, s.verify)
     if s.dialect.lx:
         s.bases.add(message.device, message.words(), graph)
-    _compute(s, device, message, graph, Command.GRAPH_COMPUTE)
+    _compute(s, device, message, graph, _COMPUTE)
     return None
 
 
 def graph_patch(s: SessionState, body: memoryview, length: int) -> Pieces:
     patch = GraphPatch.decode(body)
-    device = s.device(patch.device, Command.LX_GRAPH_PATCH.name)
+    device = s.device(patch.device, _PATCH)
     base = s.bases.find(patch.device, patch.base)
     words, graph = applied(base.words, patch), base.note
     if len(patch.positions) or not graph.holds(s.buffers):
         message = Graph.of_words(s.dialect, patch.device, patch.uid, words)
         graph = build_graph(message, s.buffers, s.verify)
     s.bases.add(patch.device, words, graph)
-    _compute(s, device, patch, graph, Command.LX_GRAPH_PATCH)
+    _compute(s, device, patch, graph, _PATCH)
     return None
 
 
 def graph_recompute(s: SessionState, body: memoryview, length: int) -> Pieces:
     request = GraphRecompute.decode(s.dialect, body)
-    device = s.device(request.device, Command.GRAPH_RECOMPUTE.name)
+    device = s.device(request.device, _RECOMPUTE)
     graph = s.graphs.find(request.device, request.uid)
-    _run(s, device, graph, Command.GRAPH_RECOMPUTE)
+    _run(s, device, graph, _RECOMPUTE)
     return None
 
 
@@ -53,7 +57,7 @@ def _compute(
     device: ComputeDevice,
     request: Graph | GraphPatch,
     graph: StoredGraph,
-    command: Command,
+    command: str,
 ) -> None:
     """Run a graph that was just sent, and keep it."""
     # A graph that replaces another may still be read by the device.
@@ -65,10 +69,10 @@ def _compute(
 
 
 def _run(
-    s: SessionState, device: ComputeDevice, graph: StoredGraph, command: Command
+    s: SessionState, device: ComputeDevice, graph: StoredGraph, command: str
 ) -> None:
     device.open(s.n_threads)
-    graph.indices.check(command.name)
+    graph.indices.check(command)
     started_ns = time.monotonic_ns()
     status = device.compute(graph.native.address)
     s.running = True
@@ -78,4 +82,4 @@ def _run(
         s.spans.add(COMPUTING, started_ns)
     if status != Status.SUCCESS:
         cause = f"the device says {status.name}"
-        raise RemoteFailure(device.name, command.name, cause)
+        raise RemoteFailure(device.name, command, cause)
