@@ -17,6 +17,7 @@ import pytest
 from longwire.bench.measure import in_turn, measure
 from longwire.bench.settings import BENCHES, PAIRS, Pair, Settings
 from longwire.cli.main import main
+from longwire.host.workers import ListeningProcess
 
 ALL = [str(pair) for pair in PAIRS]
 OURS = "longwire-longwire"
@@ -110,18 +111,26 @@ def test_ours_alone_over_a_relay(
     assert report["pairs"][OURS][0] <= 1 / 0.020
 
 
+@pytest.mark.usefixtures("peers")
+@pytest.mark.parametrize("options", [[], ["--huge-pages"]])
+def test_huge_pages_for_a_cpp_server(options: list[str]) -> None:
+    with ListeningProcess("longwire.bench.cpp_server", *options) as server:
+        environment = Path(f"/proc/{server.process.pid}/environ").read_bytes()
+    assert (b"GLIBC_TUNABLES=glibc.malloc.hugetlb=1" in environment) is bool(options)
+
+
 def test_the_table_names_what_to_type_again(
     tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["bench", "load", "--model", str(tiny), "--engine", "xllamacpp"]
-    arguments += ["--runs", "1", "--settle", "0", "--cache"]
+    arguments += ["--runs", "1", "--settle", "0", "--cache", "--huge-pages"]
     assert main(arguments) == 0
     output = capsys.readouterr().out
     assert OURS in output
     assert "Longwire alone" in output
     (again,) = (line for line in output.splitlines() if line.startswith("again: "))
     assert again.startswith("again: longwire bench load --model ")
-    assert again.endswith(" --cache")
+    assert again.endswith(" --cache --huge-pages")
 
 
 def test_servers_with_the_models_folder_need_not_be_sent_it(tiny: Path) -> None:

@@ -71,6 +71,7 @@ class Worker:
             options += ["--cache", str(cache)]
         options += ["--engine", plan.engine]
         if kind == "cpp":
+            options += ["--huge-pages"] * settings.huge_pages
             return ["longwire.bench.cpp_server", *options]
         options += ["--protocol", str(plan.protocol)]
         if kind == "unverified":

@@ -213,6 +213,7 @@ class Report:
             "ubatch": settings.ubatch,
             "split_mode": settings.split_mode,
             "cache": settings.cache,
+            "huge_pages": settings.huge_pages,
             "models": settings.models,
             "relay_delay_ms": settings.relay_delay_ms,
             "relay_rate_mbit": settings.relay_rate_mbit,

@@ -121,6 +121,9 @@ class Settings:
     """Give each server a weight cache, and measure loads that find it full."""
     models: bool = False
     """Give servers of ours the model's folder: the first load finds it there."""
+    huge_pages: bool = False
+    """Have the C++ servers' memory in huge pages as well, which ours ask for. Without
+    them a step is some percent faster or slower by what pages a server was given."""
     relay_delay_ms: float = 0.0
     """Added one way, in each direction."""
     relay_rate_mbit: float | None = None

@@ -102,6 +102,12 @@ def _add_setup(parser: argparse.ArgumentParser) -> None:
         help="load: give our servers the model's folder, and measure loads from there",
     )
     parser.add_argument(
+        "--huge-pages",
+        action="store_true",
+        help="give the C++ servers huge pages as well (glibc 2.35 and later): ours ask "
+        "for them, and without them a server's speed hangs on what pages it was given",
+    )
+    parser.add_argument(
         "-sm",
         "--split-mode",
         choices=SPLITS,
@@ -178,6 +184,7 @@ def _settings(arguments: argparse.Namespace, stderr: Console) -> Settings:
         split_mode=arguments.split_mode,
         cache=arguments.cache,
         models=arguments.models,
+        huge_pages=arguments.huge_pages,
         relay_delay_ms=arguments.relay_delay_ms,
         relay_rate_mbit=arguments.relay_rate_mbit,
         engine=arguments.engine,
@@ -272,5 +279,9 @@ def _command(settings: Settings) -> str:
     }
     given = [(name, str(value)) for name, value in options.items() if value is not None]
     words = ["longwire", "bench", settings.bench, *(w for pair in given for w in pair)]
-    switches = {"--cache": settings.cache, "--models": settings.models}
+    switches = {
+        "--cache": settings.cache,
+        "--models": settings.models,
+        "--huge-pages": settings.huge_pages,
+    }
     return shlex.join([*words, *(name for name, on in switches.items() if on)])
