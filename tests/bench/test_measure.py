@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from longwire.bench.measure import in_turn, measure
-from longwire.bench.settings import BENCHES, PAIRS, Pair, Settings
+from longwire.bench.children import Worker
+from longwire.bench.measure import balanced_order, measure
+from longwire.bench.settings import BENCHES, PAIRS, Pair, Plan, Settings
 from longwire.cli.main import main
-from longwire.host.workers import ListeningProcess
+from longwire.errors import UsageError
 
 ALL = [str(pair) for pair in PAIRS]
 OURS = "longwire-longwire"
@@ -55,7 +56,7 @@ def check_schema(report: dict[str, Any], bench: str, pairs: list[str]) -> None:
 @pytest.mark.parametrize("count", range(1, 7))
 def test_each_pairing_follows_each_other_as_often(count: int) -> None:
     pairs = tuple(Pair(str(i), str(i)) for i in range(count))
-    runs = [in_turn(pairs, run) for run in range(2 * count)]
+    runs = [balanced_order(pairs, run) for run in range(2 * count)]
     assert all(set(run) == set(pairs) for run in runs)
     followed = Counter(two for run in runs for two in itertools.pairwise(run))
     expected = itertools.permutations(pairs, 2)
@@ -112,25 +113,41 @@ def test_ours_alone_over_a_relay(
 
 
 @pytest.mark.usefixtures("peers")
-@pytest.mark.parametrize("options", [[], ["--huge-pages"]])
-def test_huge_pages_for_a_cpp_server(options: list[str]) -> None:
-    with ListeningProcess("longwire.bench.cpp_server", *options) as server:
-        environment = Path(f"/proc/{server.process.pid}/environ").read_bytes()
-    assert (b"GLIBC_TUNABLES=glibc.malloc.hugetlb=1" in environment) is bool(options)
+@pytest.mark.parametrize("wanted", [False, True])
+def test_huge_pages_for_a_cpp_server(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
+    settings = Settings("decode", model=str(tiny), huge_pages=wanted, **QUICK)
+    worker = Worker("cpp", settings, Plan.of(settings), tmp_path / "server")
+    try:
+        (server,) = (p for p, words in children_of(os.getpid()).items() if words)
+        advice = Path(f"/proc/{server}/smaps").read_text()
+        variables = Path(f"/proc/{server}/environ").read_bytes()
+    finally:
+        worker.close()
+    assert (" hg" in advice) is wanted
+    assert b"glibc.malloc.check=0" in variables
+
+
+def test_huge_pages_are_for_cpp_servers(tiny: Path) -> None:
+    settings = Settings("decode", model=str(tiny), huge_pages=True, pairs=(OURS,))
+    with pytest.raises(UsageError, match="--huge-pages is for C"):
+        Plan.of(settings)
 
 
 def test_the_table_names_what_to_type_again(
     tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["bench", "load", "--model", str(tiny), "--engine", "xllamacpp"]
-    arguments += ["--runs", "1", "--settle", "0", "--cache", "--huge-pages"]
+    arguments += ["--runs", "1", "--settle", "0", "--cache"]
     assert main(arguments) == 0
     output = capsys.readouterr().out
     assert OURS in output
     assert "Longwire alone" in output
     (again,) = (line for line in output.splitlines() if line.startswith("again: "))
     assert again.startswith("again: longwire bench load --model ")
-    assert again.endswith(" --cache --huge-pages")
+    assert again.endswith(" --cache")
 
 
 def test_servers_with_the_models_folder_need_not_be_sent_it(tiny: Path) -> None:

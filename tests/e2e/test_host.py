@@ -107,7 +107,7 @@ def test_run_prints_one_json_object(
     assert answer["text"].startswith(" the capital")
     # That to the last worker, and the prefill's are not in it.
     assert answer["per_token"]["round_trips"] == 1
-    # Two of the logits: the boundary between the workers goes from one to the other.
+    # One of the logits: the boundary between the workers goes from one to the other.
     assert answer["per_token"]["bytes_received"] == 8 + 8
     assert [d["endpoint"] for d in answer["devices"][:2]] == rpc.split(",")
     assert sum(d["layers"] for d in answer["devices"]) == 19

@@ -111,11 +111,11 @@ class TestSend:
         st.sampled_from([0, 100, 4096]),
     )
     def test_partial_writes_go_on_where_they_stopped(
-        self, pieces: list[bytes], steps: list[int], small: int
+        self, pieces: list[bytes], steps: list[int], joined: int
     ) -> None:
         sock = Grudging(forever(steps))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "_SMALL", small)
+            patch.setattr(module, "_JOINED", joined)
             over(sock).send(pieces)
         assert sock.sent == b"".join(pieces)
 
@@ -129,7 +129,7 @@ class TestSend:
         sock = Grudging(forever(steps))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "MAX_CALL", 7)
-            patch.setattr(module, "_SMALL", 0)
+            patch.setattr(module, "_JOINED", 0)
             over(sock).send(pieces)
         assert sock.sent == b"".join(pieces)
         assert all(0 < sum(call) <= 7 for call in sock.calls)

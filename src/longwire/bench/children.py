@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import re
 import subprocess
 import sys
@@ -30,6 +31,10 @@ _SERVING = re.compile(r"^longwire_sessions{state=\"serving\"} (\S+)$", re.MULTIL
 
 _POLL_S = 0.01
 
+_TUNABLES = "GLIBC_TUNABLES"
+_HUGE_PAGES = "glibc.malloc.hugetlb=1"
+"""Has malloc ask for huge pages; since glibc 2.35."""
+
 _TAIL = 4096
 """Bytes of a log that are searched for its last line."""
 
@@ -51,7 +56,9 @@ class Worker:
         """The port that tells what it has received, if it does."""
         folder.mkdir(exist_ok=True)
         try:
-            self._start(f"{kind} server", self._server_command(kind, settings, plan))
+            environment = _environment(kind, settings)
+            command = self._server_command(kind, settings, plan)
+            self._start(f"{kind} server", command, environment)
             if settings.relayed:
                 self._start("relay", _relay_command(self.endpoint, settings))
         except BaseException:
@@ -71,7 +78,6 @@ class Worker:
             options += ["--cache", str(cache)]
         options += ["--engine", plan.engine]
         if kind == "cpp":
-            options += ["--huge-pages"] * settings.huge_pages
             return ["longwire.bench.cpp_server", *options]
         options += ["--protocol", str(plan.protocol)]
         if kind == "unverified":
@@ -90,11 +96,15 @@ class Worker:
             options += ["--metrics-port", str(self._metrics)]
         return ["longwire", "serve", "--port", "0", *options]
 
-    def _start(self, what: str, command: list[str]) -> None:
+    def _start(
+        self, what: str, command: list[str], environment: dict[str, str] | None = None
+    ) -> None:
         log = self._log(what)
         with log.open("w") as stderr:
             try:
-                self._children[what] = ListeningProcess(*command, stderr=stderr)
+                self._children[what] = ListeningProcess(
+                    *command, stderr=stderr, environment=environment
+                )
             except LongwireError as error:
                 reason = f"did not start: {last_words(log)}"
                 raise CallFailed(f"the {what}", reason) from error
@@ -144,6 +154,17 @@ class Worker:
             f"the {what} {_ending(child.process.poll())}: {last_words(self._log(what))}"
             for what, child in self._children.items()
         ]
+
+
+def _environment(kind: str, settings: Settings) -> dict[str, str] | None:
+    """Of a server; None for this process's."""
+    if kind != "cpp" or not settings.huge_pages:
+        return None
+    given = os.environ.get(_TUNABLES)
+    return {
+        **os.environ,
+        _TUNABLES: f"{given}:{_HUGE_PAGES}" if given else _HUGE_PAGES,
+    }
 
 
 def _relay_command(target: str, settings: Settings) -> list[str]:

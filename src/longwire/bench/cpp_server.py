@@ -17,9 +17,6 @@ __all__ = ["free_port", "main"]
 
 _POLL_S = 0.01
 
-_TUNABLES = "GLIBC_TUNABLES"
-_HUGE_PAGES = "glibc.malloc.hugetlb=1"
-
 
 def main() -> int:
     """Serve on a free loopback port, and say which once clients can connect."""
@@ -27,13 +24,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--engine", default=CPP_ENGINE)
     parser.add_argument("--cache", metavar="DIR")
-    parser.add_argument("--huge-pages", action="store_true")
     arguments = parser.parse_args()
-    if arguments.huge_pages and os.environ.get(_TUNABLES) != _HUGE_PAGES:
-        # The C library looks at it when a process starts.
-        os.environ[_TUNABLES] = _HUGE_PAGES
-        itself = [sys.executable, "-m", "longwire.bench.cpp_server"]
-        os.execv(sys.executable, [*itself, *sys.argv[1:]])
     # An abort prints a page of addresses otherwise, and its reason is lost.
     os.environ["GGML_NO_BACKTRACE"] = "1"
     port = free_port()

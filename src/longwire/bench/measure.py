@@ -20,7 +20,7 @@ from longwire.errors import LongwireError
 from longwire.models.index import load_index
 from longwire.native.engine import load_engine
 
-__all__ = ["in_turn", "measure"]
+__all__ = ["balanced_order", "measure"]
 
 _BLOCK = 1 << 24
 
@@ -44,6 +44,19 @@ def measure(
             bench = _Bench(settings, plan, folder, model, workers)
             bench.run(report, on_progress or (lambda text: None))
     return report
+
+
+def balanced_order(pairs: Sequence[Pair], run: int) -> list[Pair]:
+    """The order of one run: a row of a Williams design.
+
+    Within as many runs as there are pairs, of an odd number twice as many, each pair
+    comes right after each other one as often. Who was served before is felt: what
+    memory a server is given, some percent of a step, depends on it.
+    """
+    count = len(pairs)
+    zigzag = [i // 2 if i % 2 == 0 else count - 1 - i // 2 for i in range(count)]
+    order = [pairs[(i + run) % count] for i in zigzag]
+    return order[::-1] if count % 2 and run // count % 2 else order
 
 
 def _model(settings: Settings, plan: Plan, folder: Path) -> Path:
@@ -84,7 +97,7 @@ class _Bench:
             if self.settings.bench == "hop":
                 say(f"{label}, {LOCAL}")
                 report.add(LOCAL, self._job(LOCAL, ()))
-            for pair in in_turn(pairs, number):
+            for pair in balanced_order(pairs, number):
                 say(f"{label}, {pair}")
                 report.add(str(pair), self._pair(pair))
 
@@ -134,16 +147,3 @@ def _grown(before: Sequence[int | None], after: Sequence[int | None]) -> int | N
         if a is not None and b is not None
     ]
     return sum(grown) if grown and len(grown) == len(before) else None
-
-
-def in_turn(pairs: Sequence[Pair], run: int) -> list[Pair]:
-    """The order of a run: over all of them each pair follows each other as often.
-
-    Who was served before is felt: by where in memory a server finds room for its
-    weights, some percent of a step. The scheme is Williams's, of an even number of
-    pairs in as many runs, of an odd one in twice as many.
-    """
-    count = len(pairs)
-    zigzag = [i // 2 if i % 2 == 0 else count - 1 - i // 2 for i in range(count)]
-    order = [pairs[(i + run) % count] for i in zigzag]
-    return order[::-1] if count % 2 and run // count % 2 else order

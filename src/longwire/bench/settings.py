@@ -233,6 +233,8 @@ class Plan:
         pairs = tuple(_chosen(offered, settings.pairs or list(map(str, PAIRS))))
         if not pairs:
             raise UsageError(f"nothing to measure. {note}")
+        if settings.huge_pages and all(pair.servers != "cpp" for pair in pairs):
+            raise UsageError("--huge-pages is for C++ servers; none is measured")
         if note is not None:
             engine = settings.engine or DEFAULT_ENGINE
         return cls(engine, 7 if engine == CPP_ENGINE else 8, pairs, note)

@@ -105,7 +105,7 @@ def _add_setup(parser: argparse.ArgumentParser) -> None:
         "--huge-pages",
         action="store_true",
         help="give the C++ servers huge pages as well (glibc 2.35 and later): ours ask "
-        "for them, and without them a server's speed hangs on what pages it was given",
+        "for them, and without them speed depends on what pages a server was given",
     )
     parser.add_argument(
         "-sm",

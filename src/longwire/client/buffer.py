@@ -21,7 +21,7 @@ from longwire.client.records import (
     read_tensor,
     type_of,
 )
-from longwire.client.reduction import LOGITS, Reduction
+from longwire.client.reduction import Reduction
 from longwire.client.reduction import current as current_reduction
 from longwire.client.reuse import GraphReuse
 from longwire.client.together import Post, post_together
@@ -268,7 +268,7 @@ class RemoteBuffer:
         """Read by the next `synchronize` of the connection."""
         reduction = current_reduction()
         if reduction is not None and self._connection.dialect.lx:
-            if reduction.covers(size) and name_of(tensor) == LOGITS:
+            if reduction.covers(tensor, size):
                 self._queue_top(tensor, data, offset, size, reduction)
                 return
         self._read_into(tensor, memory.view(data, size), offset, wait=False)

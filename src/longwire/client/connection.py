@@ -96,7 +96,7 @@ class Connection:
         """Something was sent since an answer was last waited for."""
         answer_s = (deadlines or Deadlines()).answer_s
         self._answers = Answers(endpoint, stream, answer_s, self.traffic)
-        _note(self)
+        _register(self)
 
     @property
     def healthy(self) -> bool:
@@ -477,13 +477,6 @@ class Connection:
             raise refusal
 
 
-def _note(connection: Connection) -> None:
-    global _open
-    with _open_lock:
-        others = (other for other in _open if other() is not None)
-        _open = (*others, weakref.ref(connection))
-
-
 def flush_all(but: Connection | None = None) -> None:
     """Send the graphs that any connection holds back, before somebody waits."""
     for reference in _open:
@@ -496,3 +489,10 @@ def flush_all(but: Connection | None = None) -> None:
             except LongwireError:
                 # Latched there; whoever uses that connection will be told.
                 continue
+
+
+def _register(connection: Connection) -> None:
+    global _open
+    with _open_lock:
+        others = (other for other in _open if other() is not None)
+        _open = (*others, weakref.ref(connection))

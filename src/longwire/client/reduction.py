@@ -15,16 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from longwire.wire.lx import TOP_ENTRY, TOP_MOST
-from longwire.wire.messages import U32
+from longwire.client.records import name_of
+from longwire.wire.lx import TOP_ENTRY, TOP_INDEX
 
-__all__ = ["LOGITS", "MOST_ENTRIES", "Reduction", "current", "reduced"]
+__all__ = ["Reduction", "current", "reduced"]
 
-LOGITS = b"result_output"
+_LOGITS = b"result_output"
 """llama.cpp's name for the tensor of logits (`llama-graph.cpp`)."""
-
-MOST_ENTRIES = TOP_MOST - 1
-"""One more is asked for, to know of equals."""
 
 _LEAST_ROW = 4096
 """Bytes; a shorter row may come whole."""
@@ -34,16 +31,17 @@ class Reduction:
     """What is wanted of the next row, and what came."""
 
     def __init__(self, n_vocab: int, k: int) -> None:
-        """`k` entries, of which a single one is for `best`."""
+        """Ask for the `k` largest: for `best` 1, for `top` one more than wanted."""
         self._row = 4 * n_vocab
-        self.k = k if k == 1 else k + 1
-        """How many are asked for: one more tells whether the last has an equal."""
+        self.k = k
         self._answer: bytearray | None = None
         self._fetch: Callable[[], None] | None = None
 
-    def covers(self, size: int) -> bool:
-        """Whether a read of so many bytes may be the one to reduce."""
-        return size == self._row > max(_LEAST_ROW, 8 * self.k)
+    def covers(self, tensor: int, size: int) -> bool:
+        """Whether a read of so many bytes of a tensor is the one to reduce."""
+        if size != self._row or size <= max(_LEAST_ROW, TOP_ENTRY.itemsize * self.k):
+            return False
+        return name_of(tensor) == _LOGITS
 
     def expect(self, fetch: Callable[[], None]) -> memoryview:
         """Where the entries are to go; `fetch` reads the row itself."""
@@ -53,21 +51,31 @@ class Reduction:
         return memoryview(self._answer)
 
     def best(self) -> int | None:
-        """The first of the largest; None if llama.cpp has the whole row, as it has
-        if that is no token."""
+        """The token of the largest entry, the first of equals.
+
+        None if llama.cpp has the whole row. If the index is no token's, the row is
+        fetched.
+
+        Raises:
+            RemoteError: it cannot be read any more.
+        """
         if self._answer is None:
             return None
-        (index,) = U32.unpack_from(self._answer)
-        if index < self._row // 4:
-            return int(index)
+        (token,) = TOP_INDEX.unpack_from(self._answer)
+        if token < self._row // 4:
+            return int(token)
         self.whole()
         return None
 
     def top(self) -> npt.NDArray[Any] | None:
-        """The largest entries in order; None if llama.cpp has the whole row.
+        """The largest entries in order, all but the last.
 
-        Where two are equal the row is fetched, for llama.cpp to choose in its own
-        way. So it is if an index is no token's: llama.cpp would abort on that.
+        None if llama.cpp has the whole row. Where two are equal it is fetched, for
+        llama.cpp to choose in its own way. So it is if an index is no token's:
+        llama.cpp would abort on that.
+
+        Raises:
+            RemoteError: the row cannot be read any more.
         """
         if self._answer is None:
             return None

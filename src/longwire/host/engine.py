@@ -18,7 +18,7 @@ from longwire.client.connection import Connection
 from longwire.client.credentials import Credentials
 from longwire.client.device import RemoteDevice
 from longwire.client.health import Deadlines, Health
-from longwire.client.reduction import MOST_ENTRIES, Reduction, reduced
+from longwire.client.reduction import Reduction, reduced
 from longwire.client.uploader import Delivery
 from longwire.errors import CallFailed, RemoteError, UsageError
 from longwire.host.generation import Generation
@@ -30,6 +30,7 @@ from longwire.native.engine import load_engine
 from longwire.native.model import NativeContext, NativeModel, NativeSampler
 from longwire.native.profiles import DEFAULT_ENGINE
 from longwire.transport.endpoint import parse_endpoints
+from longwire.wire.lx import TOP_MOST
 
 __all__ = ["ON_FAILURE", "DeviceReport", "Engine"]
 
@@ -307,12 +308,12 @@ class Engine:
         finally:
             self.check()
 
-    def advance(self, tokens: Sequence[int], top_k: int | None = None) -> None:
+    def advance(self, tokens: Sequence[int], entries: int | None = None) -> None:
         """Append tokens to the context, for `choose` to go on from.
 
-        With `top_k`, that many of the last one's largest logits are all that need
-        come from a worker: what decides on the next token, without the row. 1 is for
-        a choice without a sampler; one with a top-k of 1 wants 2.
+        With `entries`, that many of the last one's largest logits are all that need
+        come from a worker: what decides on the next token (`Sampling.entries`), without
+        the row.
 
         Raises:
             UsageError: no tokens, unknown ones, or more than the context holds.
@@ -321,13 +322,13 @@ class Engine:
         """
         self._admit(tokens, self.n_past)
         self._forget_logits()
-        reduction = Reduction(self.model.n_vocab, top_k or 0)
-        wanted = top_k is not None and 0 < top_k <= MOST_ENTRIES
+        reduction = Reduction(self.model.n_vocab, entries or 0)
+        wanted = entries is not None and 0 < entries <= TOP_MOST
         with reduced(reduction if wanted else None):
             self._decode(tokens)
             self.context.synchronize()
-        self._reduction = reduction
         self.check()
+        self._reduction = reduction
 
     def _forget_logits(self) -> None:
         """What is known of them is of another step, or of a context that is gone."""

@@ -125,7 +125,7 @@ class Generation:
                 sampler.close()
 
     def _choose(self, sampler: NativeSampler | None) -> int:
-        """The next token. Equal logits make that need a worker once more."""
+        """The next token. Equal logits make a sampler need a worker once more."""
         for _ in range(_RESUMES):
             try:
                 return self._chosen(sampler)

@@ -41,9 +41,8 @@ class Sampling:
     def entries(self) -> int | None:
         """How many of the largest logits decide on the token; None for all.
 
-        A single one is enough for a greedy choice only, since a sampler has its own
-        way with equals.
+        A sampler has its own way with equals: one more tells whether its last has one.
         """
         if self.greedy:
             return 1
-        return max(self.top_k, 2) if self.top_k > 0 else None
+        return self.top_k + 1 if self.top_k > 0 else None

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import IO, TypeVar
 
@@ -26,7 +26,9 @@ _Process = TypeVar("_Process", bound="ListeningProcess")
 
 @contextlib.contextmanager
 def spawned(
-    command: Sequence[str], stderr: int | IO[str] | None
+    command: Sequence[str],
+    stderr: int | IO[str] | None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
     """A child process, with a pipe for its output, that does not outlive the body."""
     process = None
@@ -38,6 +40,7 @@ def spawned(
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
+                env=environment,
                 # Ctrl-C is for the program that started the process.
                 start_new_session=True,
             )
@@ -83,6 +86,7 @@ class ListeningProcess:
         module: str,
         *arguments: str,
         stderr: int | IO[str] | None = subprocess.DEVNULL,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start `python -m module` and wait until it listens.
 
@@ -91,7 +95,7 @@ class ListeningProcess:
         """
         with contextlib.ExitStack() as stack:
             self.process = stack.enter_context(
-                spawned([sys.executable, "-m", module, *arguments], stderr)
+                spawned([sys.executable, "-m", module, *arguments], stderr, environment)
             )
             self.endpoint = self._wait_ready(module)
             self._stack = stack.pop_all()

@@ -9,46 +9,41 @@ from longwire.native.abi import Status
 from longwire.native.compute import ComputeDevice
 from longwire.server.graphs import StoredGraph, build_graph
 from longwire.server.state import Pieces, SessionState
-from longwire.wire.constants import Command
 from longwire.wire.graphs import Graph, GraphRecompute
 from longwire.wire.patches import GraphPatch, applied
 from longwire.wire.spans import COMPUTING
 
 __all__ = ["graph_compute", "graph_patch", "graph_recompute"]
 
-_COMPUTE = Command.GRAPH_COMPUTE.name
-_PATCH = Command.LX_GRAPH_PATCH.name
-_RECOMPUTE = Command.GRAPH_RECOMPUTE.name
-
 
 def graph_compute(s: SessionState, body: memoryview, length: int) -> Pieces:
     message = Graph.decode(s.dialect, body)
-    device = s.device(message.device, _COMPUTE)
+    device = s.device(message.device, "GRAPH_COMPUTE")
     graph = build_graph(message, s.buffers, s.verify)
     if s.dialect.lx:
         s.bases.add(message.device, message.words(), graph)
-    _compute(s, device, message, graph, _COMPUTE)
+    _compute(s, device, message, graph, "GRAPH_COMPUTE")
     return None
 
 
 def graph_patch(s: SessionState, body: memoryview, length: int) -> Pieces:
     patch = GraphPatch.decode(body)
-    device = s.device(patch.device, _PATCH)
+    device = s.device(patch.device, "LX_GRAPH_PATCH")
     base = s.bases.find(patch.device, patch.base)
     words, graph = applied(base.words, patch), base.note
     if len(patch.positions) or not graph.holds(s.buffers):
         message = Graph.of_words(s.dialect, patch.device, patch.uid, words)
         graph = build_graph(message, s.buffers, s.verify)
     s.bases.add(patch.device, words, graph)
-    _compute(s, device, patch, graph, _PATCH)
+    _compute(s, device, patch, graph, "LX_GRAPH_PATCH")
     return None
 
 
 def graph_recompute(s: SessionState, body: memoryview, length: int) -> Pieces:
     request = GraphRecompute.decode(s.dialect, body)
-    device = s.device(request.device, _RECOMPUTE)
+    device = s.device(request.device, "GRAPH_RECOMPUTE")
     graph = s.graphs.find(request.device, request.uid)
-    _run(s, device, graph, _RECOMPUTE)
+    _run(s, device, graph, "GRAPH_RECOMPUTE")
     return None
 
 

@@ -22,7 +22,10 @@ _BUFFER = 256 * 1024
 """Small messages of many steps fit; bulk data bypasses the buffer."""
 
 _SMALL = 4096
-"""Receiving this little in place, or sending it in pieces, costs more than a copy."""
+"""Receiving this little in place would cost a call for each; copying is cheaper."""
+
+_JOINED = 4096
+"""Pieces of together no more are sent as one: a copy is made sooner than views."""
 
 _EAGER_S = 500e-6
 """Longest busy wait. A sleeping thread is woken 20 to 70 us late, each time."""
@@ -108,7 +111,7 @@ class Stream:
         self._sock.settimeout(timeout_s)
 
     def send(self, pieces: Sequence[Bytes]) -> None:
-        """Write all pieces in order; large ones are neither joined nor copied.
+        """Write all pieces in order; many bytes are neither joined nor copied.
 
         A deadline counts from the last bytes that went either way: a peer that
         takes nothing in, but says that it is alive, is waited for.
@@ -116,17 +119,12 @@ class Stream:
         Raises:
             OSError: the stream broke; an unknown part of the bytes has left.
         """
+        if sum(map(len, pieces)) <= _JOINED:
+            pieces = [b"".join(pieces)]
+        pending = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
         # One turn for all: nothing that is offered may come in between.
         with self._turn:
             self._answer_due = True
-            if 0 < sum(map(len, pieces)) <= _SMALL:
-                # It leaves at once, as a rule; one copy is made sooner than views.
-                whole = memoryview(b"".join(pieces))
-                sent = self._write_some([whole])
-                if sent == len(whole):
-                    return
-                pieces = [whole[sent:]]
-            pending = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
             while pending:
                 sent = self._write_some(_capped(pending[:MAX_PIECES]))
                 while pending and sent >= len(pending[0]):

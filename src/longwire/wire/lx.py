@@ -33,6 +33,7 @@ __all__ = [
     "SetDigest",
     "SupportsOps",
     "TOP_ENTRY",
+    "TOP_INDEX",
     "TOP_MOST",
     "Top",
 ]
@@ -59,6 +60,9 @@ QUERY_SIZE = 11 * TENSOR_SIZE
 
 TOP_ENTRY = np.dtype([("index", "<u4"), ("value", "<f4")])
 """One of the largest numbers of a tensor: where it is, and what."""
+
+TOP_INDEX = struct.Struct("<I")
+"""What a `TOP_ENTRY` begins with."""
 
 TOP_MOST = 4096
 """Entries of one answer, as many as `MAX_ANSWER` holds with room to spare."""
