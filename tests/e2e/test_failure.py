@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from longwire.errors import ConnectionLost
+from longwire.errors import ConnectionLost, UsageError
 from longwire.host.workers import LocalWorker
 from support.models import GREEDY, N_TOKENS, PROMPT, exact_engine
 
@@ -39,6 +39,9 @@ def test_a_killed_worker_is_one_exception_and_the_process_goes_on(
             # It is not waited for in a step: what notices is the next command, or
             # the question that follows on what the other one says.
             assert caught.value.command in ("GRAPH_RECOMPUTE", "LX_PING")
+            # Zeros are no logits.
+            with pytest.raises(UsageError, match="advance first"):
+                engine.choose()
             # The latch: the same failure at once, for every later call.
             with pytest.raises(ConnectionLost):
                 engine.reset()
